@@ -1,0 +1,1 @@
+"""Teach LoRA adapters with graded work, and be able to say afterwards why the champion is the champion."""

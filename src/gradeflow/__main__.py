@@ -1,0 +1,243 @@
+"""The command line: `gradeflow COMMAND [inputs] [--section.setting VALUE ...]`."""
+
+import argparse
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gradeflow.errors import GradeflowError, SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a command is run on. `path` inputs become pathlib.Path, `flag` ones bool; no default means required."""
+
+    name: str
+    help: str
+    default: Any = ...
+    kind: str = "text"
+    positional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    module: str
+    help: str
+    sections: tuple[str, ...] = ()
+    inputs: tuple[Input, ...] = ()
+
+
+COMMANDS: dict[str, Command] = {
+    "fetch": Command(
+        "fetch",
+        "one dataset, in the format it is published in (dvc repro runs it)",
+        ("fetch",),
+        (
+            Input("dataset", "name under fetch in params.yaml", positional=True),
+            Input("out", "JSONL to write", kind="path"),
+        ),
+    ),
+    "mix": Command(
+        "mix",
+        "datasets into training, validation and test sets (dvc repro runs it)",
+        ("mix",),
+        (
+            Input("raw", "folder with what fetch wrote", kind="path"),
+            Input("out", "folder to write", kind="path"),
+        ),
+    ),
+    "base": Command("base", "the base model: the embedded one is made here", ("base", "sandbox", "workflow", "scorer")),
+    "train_grpo": Command(
+        "train_grpo",
+        "a LoRA adapter by GRPO: the policy writes workflows, their answers are graded",
+        ("train", "base", "executor", "judge", "sandbox", "workflow", "scorer"),
+    ),
+    "evaluate": Command(
+        "evaluate",
+        "base and adapter with lm-evaluation-harness, on equal terms",
+        ("evaluate", "base", "executor", "judge", "sandbox", "workflow", "scorer"),
+        (Input("adapter", "adapter folder; empty: that of the newest training run", ""),),
+    ),
+    "promote": Command(
+        "promote",
+        "the adapter to champion, if a paired test says so",
+        ("promote",),
+        (
+            Input("evaluation", "evaluation run; empty: the newest", ""),
+            Input("dry_run", "say what would be decided, change nothing", default=False, kind="flag"),
+        ),
+    ),
+    "serve": Command("serve", "a registered adapter behind an OpenAI-compatible API", ("serve", "base")),
+    "solve": Command(
+        "solve",
+        "one modeling task: an agent experiments, submits and is graded",
+        ("solve", "executor", "sandbox"),
+        (
+            Input("task", "competition id; empty: solve.task", ""),
+            Input("scripted", "JSON list of replies that stand in for the model; empty: ask the executor", ""),
+        ),
+    ),
+    "chain": Command("commands.chain", "base, train_grpo, evaluate, promote, serve: what `mlflow run .` runs"),
+    "profile": Command(
+        "commands.profile",
+        "settings for real hardware: `profile list`, `profile use NAME`, `profile import FILE [FILE]`",
+        (),
+        (
+            Input("action", "list, use or import", positional=True),
+            Input(
+                "names",
+                "profile name, or the original's training.yaml and aflow_llm.yaml",
+                kind="list",
+                positional=True,
+            ),
+        ),
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command; errors that a user can act on end in one line and a status other than 0."""
+    try:
+        run(list(sys.argv[1:] if argv is None else argv))
+    except GradeflowError as error:
+        fail(str(error), 2 if isinstance(error, SettingsError) else 1)
+    except KeyboardInterrupt:
+        fail("interrupted; the same command goes on where it was", 130)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}:
+            raise
+        fail(
+            f"{error.filename or Path.cwd()}: {os.strerror(error.errno)}; nothing was put in place of a good file",
+            1,
+        )
+
+
+def fail(message: str, status: int) -> None:
+    print(f"gradeflow: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def run(argv: list[str]) -> None:
+    if not argv or argv[0] in {"-h", "--help"}:
+        print(overview())
+        return
+    if argv[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("gradeflow"))
+        return
+    name, *rest = argv
+    if name not in COMMANDS:
+        raise SettingsError(f"{name}: no such command; there are: {', '.join(COMMANDS)}")
+    command = COMMANDS[name]
+    if {"-h", "--help"} & set(rest):
+        print(explain(name, command))
+        return
+    inputs, overrides, path = parse(name, command, rest)
+
+    from gradeflow import params
+
+    settings = params.load(path, overrides)
+    stage: Callable[..., None] = importlib.import_module(f"gradeflow.{command.module}").main
+    stage(settings, **inputs)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{self.prog}: {message}. See: {self.prog} --help")
+
+
+def parse(name: str, command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], Path]:
+    """Split what was typed into a command's inputs, dotted settings, and the path of params.yaml."""
+    parser = Parser(prog=f"gradeflow {name}", add_help=False, allow_abbrev=False)
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
+    for given in command.inputs:
+        options: dict[str, Any] = {"type": Path} if given.kind == "path" else {}
+        if given.kind == "list":
+            options["nargs"] = "*"
+        if given.kind == "flag":
+            options = {"action": "store_true"}
+        elif not given.positional:
+            options |= {"required": True} if given.default is ... else {"default": given.default}
+        parser.add_argument(given.name if given.positional else f"--{given.name}", **options)
+    typed, dotted = _dotted(list(argv))
+    known, unknown = parser.parse_known_args(typed)
+    if unknown:
+        raise SettingsError(f"{name}: {unknown[0]}: not an input of this command. See: gradeflow {name} --help")
+    values = vars(known)
+    return values, dotted, values.pop("params")
+
+
+def _dotted(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+    typed, dotted = [], {}
+    while argv:
+        word = argv.pop(0)
+        key, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or "." not in key:
+            typed.append(word)
+        elif equals:
+            dotted[key] = value
+        elif argv:
+            dotted[key] = argv.pop(0)
+        else:
+            raise SettingsError(f"{word}: a value is missing")
+    return typed, dotted
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: gradeflow COMMAND [inputs] [--section.setting VALUE ...]",
+            "",
+            "Teach LoRA adapters with graded work: data -> base -> train_grpo -> evaluate -> promote -> serve.",
+            "",
+            *lines,
+            "",
+            "`gradeflow COMMAND --help` lists a command's inputs and settings. Settings live in params.yaml; one given",
+            "here holds for this run only: gradeflow train_grpo --train.learning_rate 1e-5",
+        ]
+    )
+
+
+def explain(name: str, command: Command) -> str:
+    """The help of one command, made from the schema and the values in params.yaml."""
+    from gradeflow import params
+
+    lines = [f"usage: gradeflow {name} [inputs] [--section.setting VALUE ...]", "", command.help, ""]
+    if command.inputs:
+        lines += ["inputs:", *(_input_line(given) for given in command.inputs), ""]
+    lines += ["  --params PATH  another params.yaml", ""]
+    try:
+        current = params.load().model_dump(mode="json")
+    except SettingsError:
+        current = {}
+    for section in command.sections:
+        lines.append(f"{section}:")
+        if (schema := params.section(section)) is None:
+            lines += [
+                f"  --{section}.NAME.{key}  {info.description}" for key, info in params.Source.model_fields.items()
+            ]
+            continue
+        for dotted, info in params.settings(schema, section):
+            value: Any = current
+            for key in dotted.split("."):
+                value = value.get(key, "") if isinstance(value, dict) else ""
+            lines.append(f"  --{dotted} {params.type_name(info.annotation)}  {info.description} [{value}]")
+    return "\n".join(lines)
+
+
+def _input_line(given: Input) -> str:
+    label = given.name if given.positional else f"--{given.name}"
+    needed = " (required)" if given.default is ... else ""
+    return f"  {label}  {given.help}{needed}"
+
+
+if __name__ == "__main__":
+    main()

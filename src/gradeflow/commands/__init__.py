@@ -1,0 +1,1 @@
+"""Commands that are no stages: they change settings, run several stages, check and repair."""

@@ -1,0 +1,207 @@
+"""The whole chain, as `mlflow run .` and `make demo` run it: base, train_grpo, evaluate, promote, serve.
+
+Each stage is a process of its own, so that its memory ends with it. What has not changed is found in MLflow and used
+again. At the end the champion is served, asked one question through the `openai` client, and stopped.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ruamel.yaml
+from rich.console import Console
+from rich.table import Table
+
+from gradeflow import dataset, gate, jsonl, registry, tracking
+from gradeflow.errors import GradeflowError, SetupError
+from gradeflow.params import Params
+from gradeflow.types import KINDS, Sample
+from gradeflow.workflow import fixed
+from gradeflow.workflow.program import policy_messages
+
+STAGES = ("base", "train_grpo", "evaluate", "promote")
+START_S = 600.0
+CONSOLE = Console()
+
+
+class StageError(GradeflowError):
+    """A stage of the chain ended with an error, which it has printed itself."""
+
+
+@dataclass
+class Clock:
+    """Seconds of each stage, and the most memory that the chain's processes took together."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        CONSOLE.rule(stage)
+        started = time.monotonic()
+        yield
+        self.seconds[stage] = time.monotonic() - started
+
+
+def main(params: Params) -> None:
+    """Run the chain with these settings."""
+    dataset.read("train")  # says what to run if the data is not there
+    tracking.connect(params.tracking, Path())
+    with tracking.start_run("chain", params.model_dump(mode="json")) as run:
+        folder = Path("runs/chain") / run.id
+        folder.mkdir(parents=True)
+        settings = folder / "params.yaml"
+        with settings.open("w") as file:
+            ruamel.yaml.YAML(typ="safe", pure=True).dump(params.model_dump(mode="json"), file)
+        environment = tracking.child_environment(run)
+        clock = Clock()
+        with watch_memory(clock):
+            for stage in STAGES:
+                with clock.time(stage):
+                    call(stage, settings, environment)
+            with clock.time("serve"):
+                said = ask_champion(params, settings, environment)
+        CONSOLE.print(said)
+        run.log_metrics({f"chain/seconds_{stage}": seconds for stage, seconds in clock.seconds.items()})
+        run.log_metrics({"chain/seconds": sum(clock.seconds.values()), "chain/peak_gib": clock.peak_bytes / 2**30})
+        report(params, run.chain, clock)
+
+
+def call(stage: str, settings: Path, environment: Mapping[str, str]) -> None:
+    command = [sys.executable, "-m", "gradeflow", stage, "--params", str(settings)]
+    if subprocess.run(command, env=dict(environment), check=False).returncode:
+        raise StageError(f"{stage} failed; mend what it says above, and the same command goes on from there")
+
+
+def ask_champion(params: Params, settings: Path, environment: Mapping[str, str]) -> str:
+    """Start the server, ask the champion for a workflow as any client would, and stop it."""
+    import openai
+
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/v1"
+    options = ["--serve.host", "127.0.0.1", "--serve.port", str(port), "--serve.api_key_env", ""]
+    command = [sys.executable, "-m", "gradeflow", "serve", "--params", str(settings), *options]
+    with subprocess.Popen(command, env=dict(environment)) as server:
+        try:
+            client = openai.OpenAI(base_url=url, api_key="none", timeout=120)
+            await_server(server, client)
+            example = dataset.read("test").examples[0]
+            messages: Any = policy_messages(example, params.workflow)
+            reply = client.chat.completions.create(
+                model=params.serve.model,
+                messages=messages,
+                temperature=0,
+                max_tokens=params.train.max_completion_tokens,
+            )
+        finally:
+            server.send_signal(signal.SIGTERM)
+    written = (reply.choices[0].message.content or "").strip()
+    return f"asked {params.serve.model}: {example.problem}\nit writes: {written}"
+
+
+def await_server(server: "subprocess.Popen[bytes]", client: Any) -> None:
+    import openai
+
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise StageError("serve ended before it answered; mend what it says above")
+        try:
+            client.models.list()
+        except openai.APIConnectionError:
+            time.sleep(0.2)
+        else:
+            return
+    raise SetupError(f"serve did not answer within {START_S:.0f} s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def watch_memory(clock: Clock) -> Iterator[None]:
+    """Add up the resident memory of this process and its children, twice a second."""
+    import psutil
+
+    done = threading.Event()
+
+    def look() -> None:
+        me = psutil.Process(os.getpid())
+        while not done.wait(0.5):
+            total = 0
+            for process in [me, *me.children(recursive=True)]:
+                try:
+                    total += process.memory_info().rss
+                except psutil.Error:
+                    continue
+            clock.peak_bytes = max(clock.peak_bytes, total)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def report(params: Params, chain: str, clock: Clock) -> None:
+    """What the user came for: before and after, the best fixed operator, the times, the champion."""
+    evaluation = tracking.find_stage("evaluate", chain)
+    assert evaluation is not None
+    cache = Path("runs/chain") / "evaluation"
+    results = json.loads(tracking.download_artifact(evaluation, "results.json", cache).read_text())
+    (short,) = results["adapters"]
+    best = max((f"fixed_{name}" for name in fixed.OPERATORS), key=lambda name: results["fixed"][name]["accuracy"])
+    samples = {
+        name: read_samples(tracking.download_artifact(evaluation, f"samples/{name}.jsonl", cache))
+        for name in ("base", short, best)
+    }
+    CONSOLE.rule("result")
+    table = Table(title="accuracy of workflows on held-out questions")
+    for column in ("", *KINDS, "all", "95 % interval", "valid", "trained against it"):
+        table.add_column(column, justify="right" if column else "left")
+    rows = {
+        "base": (results["base"], "base"),
+        f"best fixed: {best.removeprefix('fixed_')}": (results["fixed"][best], best),
+        "trained": (results["adapters"][short], ""),
+    }
+    for label, (said, against) in rows.items():
+        kinds = [f"{said['by_kind'].get(kind, 0):.0%}" for kind in KINDS]
+        low, high = said["interval"]
+        better = compare(samples[short], samples[against], params) if against else ""
+        table.add_row(
+            label, *kinds, f"{said['accuracy']:.1%}", f"{low:.0%} to {high:.0%}", f"{said['valid_share']:.1%}", better
+        )
+    CONSOLE.print(table)
+    times = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in clock.seconds.items())
+    CONSOLE.print(f"time: {times}; together {sum(clock.seconds.values()):.0f} s")
+    CONSOLE.print(f"memory at its peak: {clock.peak_bytes / 2**30:.1f} GiB")
+    champion = registry.resolve(f"{params.promote.model}@champion")
+    if champion is None:
+        CONSOLE.print(f"{params.promote.model} has no champion; promote says why above")
+    else:
+        CONSOLE.print(f"champion: {champion.name} version {champion.version}, adapter {champion.digest[:12]}")
+    CONSOLE.print("compare runs, read traces, see the registry: make ui")
+
+
+def read_samples(path: Path) -> list[Sample]:
+    return [Sample.from_row(row) for row in jsonl.read(path)]
+
+
+def compare(trained: list[Sample], other: list[Sample], params: Params) -> str:
+    found = gate.decide(trained, other, params.promote)
+    return f"{found.difference:+.1%}, p = {found.p_value:.1g}"

@@ -1,0 +1,57 @@
+"""What can go wrong, drawn as a tree.
+
+GradeflowError
+├── SettingsError      params.yaml, a profile or the command line: which key, what it holds, what was expected
+├── DataError          a dataset file: which file, line and field
+├── Fault              something outside the policy broke; never a score
+│   ├── ProviderError  an LLM endpoint did not answer, or answered nothing usable
+│   ├── JudgeError     a judge gave no verdict
+│   ├── SandboxError   the sandbox itself failed; what ran in it is not to blame
+│   └── GraderError    a grader crashed on a submission that it should have judged
+├── AdapterError       an adapter's files are missing, broken, do nothing, or belong to another base
+├── TrackingError      the MLflow server or store cannot be used
+├── PromotionError     the gate cannot decide: no champion's samples, unequal settings, broken lineage
+└── SetupError         the machine lacks something; the message says how to get it
+"""
+
+
+class GradeflowError(Exception):
+    """Anything Gradeflow reports to its user in one line: what is wrong, what was expected, what to do."""
+
+
+class SettingsError(GradeflowError): ...
+
+
+class DataError(GradeflowError): ...
+
+
+class Fault(GradeflowError):  # noqa: N818 - the word the whole project uses
+    """A breakdown outside the policy. `cause` is a short stable name for counting, such as `empty_reply`."""
+
+    def __init__(self, message: str, *, cause: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class ProviderError(Fault): ...
+
+
+class JudgeError(Fault): ...
+
+
+class SandboxError(Fault): ...
+
+
+class GraderError(Fault): ...
+
+
+class AdapterError(GradeflowError): ...
+
+
+class TrackingError(GradeflowError): ...
+
+
+class PromotionError(GradeflowError): ...
+
+
+class SetupError(GradeflowError): ...

@@ -1,0 +1,92 @@
+"""What a policy acts in: its workflow is run, the answer is scored, and a fault is kept apart from a score.
+
+The same environment grades in training, in validation and in evaluation.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gradeflow import digest, llm, models
+from gradeflow.errors import Fault
+from gradeflow.judge import Judge
+from gradeflow.params import Params
+from gradeflow.sandbox import Sandbox
+from gradeflow.scorer import Scorer
+from gradeflow.types import Event, Example, Sample, Score
+from gradeflow.workflow.run import run_workflow
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    sample: Sample
+    events: tuple[Event, ...]
+    cost: float
+
+
+class WorkflowEnvironment:
+    """Runs and grades workflows. Executor and judge share one client where their settings are the same."""
+
+    def __init__(self, settings: Params) -> None:
+        local = "local" in {settings.executor.url, settings.judge.url}
+        base = models.base_folder(settings.base) if local else None
+        self.executor = llm.connect(settings.executor, base)
+        same = settings.judge == settings.executor
+        self.judge_client = self.executor if same else llm.connect(settings.judge, base)
+        self.sandbox = Sandbox(settings.sandbox)
+        self.scorer = Scorer(settings.scorer, self.sandbox, Judge(self.judge_client))
+        self._workflow = settings.workflow
+        self._tries = settings.train.fault_retries + 1
+
+    async def grade(self, completion: str, example: Example, repeat: int = 0) -> Graded:
+        """Grade one completion; a fault is tried again, and leaves the sample without a score at the end."""
+        for _ in range(self._tries):
+            graded = await self._grade(completion, example, repeat)
+            if graded.sample.score is not None:
+                break
+        return graded
+
+    async def grade_all(self, pairs: Sequence[tuple[str, Example]]) -> list[Graded]:
+        return list(await asyncio.gather(*(self.grade(completion, example) for completion, example in pairs)))
+
+    async def _grade(self, completion: str, example: Example, repeat: int) -> Graded:
+        sample = Sample(
+            example_id=example.id,
+            example_digest=digest.of_json(example.to_row())[:16],
+            source=example.source,
+            kind=example.kind,
+            completion=completion,
+            answer=None,
+            score=None,
+            by="",
+            valid=False,
+            repeat=repeat,
+        )
+        try:
+            run = await run_workflow(completion, example, self.executor, self.sandbox, self._workflow)
+        except Fault as fault:
+            return Graded(replace(sample, fault=fault.cause), (), 0.0)
+        sample = replace(sample, answer=run.answer, valid=run.valid, operators=run.operators, failure=run.failure)
+        if run.failure is not None:
+            return Graded(replace(sample, score=0.0, by="failure"), run.events, run.cost)
+        started, clock = time.time(), time.perf_counter()
+        outcome = await self.scorer.score(example, run.answer)
+        event = Event(
+            kind="score",
+            name="score",
+            started=started,
+            seconds=time.perf_counter() - clock,
+            inputs={"answer": run.answer, "reference": example.ground_truth},
+            outputs={"outcome": repr(outcome)},
+        )
+        events = (*run.events, event)
+        if isinstance(outcome, Score):
+            return Graded(replace(sample, score=outcome.value, by=outcome.by), events, run.cost)
+        return Graded(replace(sample, fault=outcome.cause), events, run.cost)
+
+    async def close(self) -> None:
+        await self.executor.close()
+        if self.judge_client is not self.executor:
+            await self.judge_client.close()
+        await self.sandbox.close()

@@ -1,0 +1,221 @@
+"""The training loop: TRL's GRPOTrainer over workflows that an environment grades.
+
+The loop reports to a `Watcher` and knows nothing of MLflow. Letters: B rollouts of a step, G rollouts of a question.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gradeflow import models, params
+from gradeflow.errors import Fault, SettingsError
+from gradeflow.grpo.environment import Graded, WorkflowEnvironment
+from gradeflow.types import Example, Rollout, Turn
+from gradeflow.workflow.program import policy_messages
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from trl import GRPOConfig
+
+Wait = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs a coroutine to its end on the stage's event loop."""
+
+
+class TooManyFaults(Fault):
+    """More rollouts than allowed stayed without a score; the checkpoint of the last validation is there to resume."""
+
+
+class Watcher(Protocol):
+    """What a stage does with what the loop reports."""
+
+    def step(self, number: int, logs: Mapping[str, float], rollouts: Sequence[Rollout], temperature: float) -> None: ...
+
+    def checkpoint(self, number: int, adapter: Path) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What one training run is made of, besides its settings."""
+
+    model: "PeftModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    examples: Sequence[Example]
+    environment: WorkflowEnvironment
+    folder: Path
+    wait: Wait
+
+
+def attach_adapter(model: "PreTrainedModel", settings: params.Lora) -> "PeftModel":
+    """A fresh LoRA adapter on the model; B starts at zero, so the policy starts as the base."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=list(settings.target_modules),
+    )
+    return get_peft_model(model, config)
+
+
+def train(course: Course, settings: params.Train, workflow: params.Workflow, watcher: Watcher) -> None:
+    """Train to `settings.max_steps`, going on from the newest checkpoint in `course.folder` where there is one."""
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    logging.getLogger("trl").setLevel(logging.ERROR)  # it prints each prompt whose rollout has no score
+    from datasets import Dataset
+    from transformers import PrinterCallback
+    from transformers.trainer_utils import get_last_checkpoint
+    from trl import GRPOTrainer
+
+    rollouts = Rollouts(course, settings, workflow)
+    rows = [{"prompt": policy_messages(example, workflow), "id": example.id} for example in course.examples]
+    trainer = GRPOTrainer(
+        model=course.model,
+        reward_funcs=[reward],
+        args=configure(settings, course.folder),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=course.tokenizer,
+        rollout_func=rollouts,
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_report(trainer, rollouts, settings, watcher))
+    last = get_last_checkpoint(str(course.folder)) if course.folder.is_dir() else None
+    trainer.train(resume_from_checkpoint=last)
+
+
+def configure(settings: params.Train, folder: Path) -> "GRPOConfig":
+    """TRL's configuration of these settings. Accumulation covers whole groups, so none is split over two updates."""
+    import torch
+    from trl import GRPOConfig
+
+    rollouts = settings.prompts_per_step * settings.group_size
+    micro = math.gcd(settings.micro_batch, rollouts)
+    return GRPOConfig(
+        output_dir=str(folder),
+        max_steps=settings.max_steps,
+        seed=settings.seed,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=rollouts // micro,
+        num_generations=settings.group_size,
+        max_completion_length=settings.max_completion_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        learning_rate=settings.learning_rate,
+        warmup_steps=settings.warmup_steps,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        beta=settings.kl_coef,
+        epsilon=settings.clip_range,
+        epsilon_high=settings.clip_range_high,
+        num_iterations=settings.ppo_epochs,
+        scale_rewards=settings.scale_rewards,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        bf16=settings.dtype == "bfloat16",
+        use_cpu=not torch.cuda.is_available(),
+        logging_steps=1,
+        save_strategy="steps",
+        save_steps=settings.eval_every,
+        save_total_limit=2,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+
+
+def reward(completions: Sequence[Any], score: Sequence[float | None], **_: Any) -> list[float | None]:
+    """The environment's score; None, where it abstained, keeps the rollout out of its group's statistics."""
+    assert len(completions) == len(score)
+    return list(score)
+
+
+class Rollouts:
+    """TRL's rollout function: sample from the policy, let the environment grade, mask what has no score."""
+
+    def __init__(self, course: Course, settings: params.Train, workflow: params.Workflow) -> None:
+        self._course = course
+        self._settings = settings
+        self._examples = {policy_messages(example, workflow)[-1]["content"]: example for example in course.examples}
+        self.last: list[Rollout] = []
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any] | None]:
+        with models.leaving_room():
+            return self._rollouts(prompts, trainer)
+
+    def _rollouts(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any] | None]:
+        examples = [self._examples[prompt[-1]["content"]] for prompt in prompts]
+        prompt_ids = [self._encode(prompt) for prompt in prompts]
+        completion_ids, _ = trainer._generate_single_turn(prompt_ids, None, {}, self._settings.group_size)  # noqa: SLF001
+        texts = self._course.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
+        pairs = list(zip(texts, examples, strict=True))
+        graded: list[Graded] = self._course.wait(self._course.environment.grade_all(pairs))
+        self.last = [
+            rollout(example, asked, written, one)
+            for example, asked, written, one in zip(examples, prompt_ids, completion_ids, graded, strict=True)
+        ]
+        self._require_scores()
+        scores = [one.sample.score for one in graded]
+        masks = [[int(score is not None)] * len(ids) for score, ids in zip(scores, completion_ids, strict=True)]
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": completion_ids,
+            "logprobs": None,
+            "env_mask": masks,
+            "score": scores,
+        }
+
+    def _encode(self, prompt: Any) -> list[int]:
+        ids = self._course.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+        if len(ids) > self._settings.max_prompt_tokens:
+            raise SettingsError(
+                f"train.max_prompt_tokens is {self._settings.max_prompt_tokens}; a prompt has {len(ids)} tokens"
+            )
+        return list(ids)
+
+    def _require_scores(self) -> None:
+        faults = [r.sample.fault or "" for r in self.last if r.sample.score is None]
+        if len(faults) > self._settings.max_fault_share * len(self.last):
+            cause = max(set(faults), key=faults.count)
+            raise TooManyFaults(
+                f"{len(faults)} of {len(self.last)} rollouts of a step have no score (mostly {cause}); more than "
+                f"train.max_fault_share = {self._settings.max_fault_share}. When executor, judge and sandbox answer "
+                "again, the same command goes on from the last checkpoint",
+                cause=cause,
+            )
+
+
+def rollout(example: Example, prompt_ids: Sequence[int], completion_ids: Sequence[int], graded: Graded) -> Rollout:
+    turn = Turn(tuple(prompt_ids), tuple(completion_ids), (1,) * len(completion_ids), graded.sample.completion)
+    return Rollout(example, (turn,), graded.sample, graded.events)
+
+
+def temperature_at(step: int, settings: params.Train) -> float:
+    """The temperature of step `step`, from 0: linear to `temperature_end`, then constant."""
+    if not settings.temperature_steps:
+        return settings.temperature
+    share = min(1.0, step / settings.temperature_steps)
+    return settings.temperature + share * (settings.temperature_end - settings.temperature)
+
+
+def _report(trainer: Any, rollouts: Rollouts, settings: params.Train, watcher: Watcher) -> Any:
+    from transformers import TrainerCallback
+
+    class Report(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            trainer.temperature = temperature_at(state.global_step, settings)
+            trainer.generation_config.temperature = trainer.temperature
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+            if "loss" in (logs or {}):
+                watcher.step(state.global_step, logs, rollouts.last, trainer.temperature)
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            watcher.checkpoint(state.global_step, Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+    return Report()

@@ -1,0 +1,61 @@
+"""JSON Lines: read with the line named when one is bad, written so that no half file is ever taken for a whole one."""
+
+import gzip
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gradeflow.errors import DataError
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a .jsonl or .jsonl.gz file.
+
+    Raises:
+        DataError: naming file and line, for a missing file, a truncated one, bad UTF-8 or what is no JSON object.
+    """
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _parse(line, path, number)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path}, after line {number}: cannot be read: {error}") from None
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, line {number}: not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        cut = "" if line.endswith(b"\n") else " (the file seems cut off)"
+        raise DataError(f"{path}, line {number}: not JSON: {error.msg}{cut}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path}, line {number}: expected an object, found {type(value).__name__}")
+    return value
+
+
+def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write rows beside `path` and move them into place when the last is on disk; returns how many."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    count = 0
+    try:
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False, separators=(", ", ": ")) + "\n")
+                count += 1
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return count

@@ -1,0 +1,353 @@
+"""The settings: names, types, limits and help. Values live in params.yaml and nowhere else.
+
+The command line is made from these classes: a setting `learning_rate` of section `train` is
+`--train.learning_rate 1e-5` there, `-P train.learning_rate=1e-5` for `mlflow run` and
+`-S train.learning_rate=1e-5` for `dvc exp run`.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from gradeflow.errors import SettingsError
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Operator = Literal["Custom", "AnswerGenerate", "CustomCodeGenerate", "Programmer", "ScEnsemble"]
+
+
+def setting(help: str, **limits: Any) -> Any:  # noqa: A002 - the word users know from `--help`
+    return Field(description=help, **limits)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+
+class Source(Section):
+    """A dataset: made here (`train`, `validation` and `test` count its rows), or read from files by split."""
+
+    train: Count = setting("training rows that a procedural source makes", default=0)
+    validation: Count = setting("validation rows that a procedural source makes", default=0)
+    test: Count = setting("test rows that a procedural source makes", default=0)
+    seed: int = setting("seed of a procedural source", default=0)
+    files: dict[Literal["train", "validation", "test"], str] = setting(
+        "URL or path of the original file of each split", default={}
+    )
+    sha256: dict[Literal["train", "validation", "test"], str] = setting("checksum of each file", default={})
+
+    @model_validator(mode="after")
+    def _made_or_read(self) -> "Source":
+        made = self.train + self.validation + self.test
+        if bool(made) == bool(self.files):
+            raise ValueError("either row counts (train, validation, test) or files, one of the two")
+        if unknown := set(self.sha256) - set(self.files):
+            raise ValueError(f"sha256 names splits without a file: {', '.join(sorted(unknown))}")
+        return self
+
+
+class Mix(Section):
+    weights: dict[str, Annotated[float, Field(gt=0)]] = setting(
+        "sources to mix and their relative weights within a problem type"
+    )
+    type_ratios: dict[Literal["math", "code", "qa", "mixed"], Annotated[float, Field(gt=0)]] = setting(
+        "share of each problem type"
+    )
+    target_train_size: Positive = setting("training rows")
+    target_val_size: Positive = setting("validation rows, for choosing checkpoints")
+    target_test_size: Positive = setting("held-out rows, for evaluation and promotion")
+    keep_small_threshold: Count = setting("training sets with fewer rows than this are kept whole")
+    seed: int = setting("seed of the sampling")
+
+
+class Base(Section):
+    model: str = setting("`embedded` (made by `gradeflow base`), a folder, or a hub id")
+    revision: str = setting("commit of the hub model; required to train on one")
+    folder: Path = setting("where embedded bases are kept, each under its recipe's digest")
+    seed: int = setting("seed of the embedded base")
+    vocabulary: Positive = setting("size of the embedded base's vocabulary", ge=512, le=8192)
+    hidden_size: Positive = setting("width; each head has 32 of it", multiple_of=32, le=1024)
+    layers: Positive = setting("number of layers", le=24)
+    examples: Positive = setting("questions that the embedded base is taught with")
+    passes: float = setting("how often it sees them", gt=0)
+    batch_tokens: Positive = setting("tokens in a batch of packed sequences", ge=512)
+    learning_rate: float = setting("peak learning rate", gt=0, le=1)
+    measure: Positive = setting("held-out questions per kind that it is measured on")
+
+
+class Endpoint(Section):
+    url: str = setting("`local` (the base, in this process) or the URL of an OpenAI-compatible server")
+    model: str = setting("the model's name at that server")
+    api_key_env: str = setting("environment variable that holds the key; empty: no key")
+    temperature: float = setting("sampling temperature", ge=0, le=2)
+    top_p: float = setting("nucleus sampling", gt=0, le=1)
+    max_tokens: Positive = setting("most tokens of a reply")
+    timeout_s: float = setting("seconds before a call is given up", gt=0)
+    retries: Count = setting("further tries of a call that brought no usable reply")
+    concurrency: Positive = setting("calls in flight at once")
+    no_proxy: bool = setting("ignore proxy settings of the environment")
+    input_cost: float = setting("USD per million prompt tokens", ge=0)
+    output_cost: float = setting("USD per million completion tokens", ge=0)
+
+
+class Sandbox(Section):
+    isolation: Literal["auto", "bubblewrap", "none"] = setting(
+        "`auto` takes what passes its self-test and refuses without; `none` runs model-written code unprotected"
+    )
+    wall_s: float = setting("seconds for one run", gt=0)
+    cpu_s: Positive = setting("CPU seconds for one run")
+    memory_mb: Positive = setting("address space of one process", ge=64)
+    processes: Positive = setting("processes at once")
+    disk_mb: Positive = setting("size of the working folder and of one file")
+    output_kb: Positive = setting("captured output; more is cut")
+    parallel: Positive = setting("runs at once")
+
+
+class Scorer(Section):
+    number_tolerance: float = setting("relative tolerance between numbers; 0 compares as GSM8K does", ge=0, lt=1)
+    tests_wall_s: float = setting("seconds for one row's unit tests", gt=0)
+    judge_text: bool = setting("free text goes to the judge; otherwise token F1")
+
+
+class Workflow(Section):
+    operators: list[Operator] = setting("operators that a policy is told of and may call", min_length=1)
+    wall_s: float = setting("seconds for one workflow, its operators included", gt=0)
+    max_calls: Positive = setting("operator calls in one workflow")
+
+
+class Lora(Section):
+    rank: Positive = setting("rank", le=512)
+    alpha: float = setting("scale is alpha / rank", gt=0)
+    dropout: float = setting("dropout on the adapter's input", ge=0, lt=1)
+    target_modules: list[str] = setting("linear layers that get an adapter", min_length=1)
+
+
+class Train(Section):
+    max_steps: Positive = setting("optimizer steps")
+    seed: int = setting("seed of sampling, initialisation and order")
+    prompts_per_step: Positive = setting("questions per step")
+    group_size: Positive = setting("rollouts per question", ge=2)
+    temperature: float = setting("sampling temperature of the policy", gt=0, le=2)
+    temperature_end: float = setting("temperature reached at temperature_steps", gt=0, le=2)
+    temperature_steps: Count = setting("steps from temperature to temperature_end; 0 keeps it constant")
+    top_p: float = setting("nucleus sampling of the policy", gt=0, le=1)
+    top_k: Count = setting("top-k sampling of the policy; 0: off")
+    max_prompt_tokens: Positive = setting("longest prompt; longer ones are refused")
+    max_completion_tokens: Positive = setting("longest workflow")
+    learning_rate: float = setting("peak learning rate", gt=0, le=1)
+    warmup_steps: Count = setting("steps of linear warm-up")
+    weight_decay: float = setting("weight decay", ge=0)
+    max_grad_norm: float = setting("gradient clipping", gt=0)
+    micro_batch: Positive = setting("rollouts in one forward pass; the rest is accumulated")
+    kl_coef: float = setting("weight of the KL to the base (adapter off); 0: off", ge=0)
+    clip_range: float = setting("PPO clip range below 1", gt=0, lt=1)
+    clip_range_high: float = setting("PPO clip range above 1", gt=0, lt=1)
+    ppo_epochs: Positive = setting("updates per batch of rollouts")
+    scale_rewards: Literal["group", "batch", "none"] = setting("what advantages are divided by: a std, or nothing")
+    eval_every: Positive = setting("steps between validations, each with a checkpoint")
+    val_samples: Positive = setting("validation questions")
+    fault_retries: Count = setting("further tries of a rollout that a fault left without a score")
+    max_fault_share: Share = setting("share of unscored rollouts in a step above which the run stops, to be resumed")
+    log_rollouts: Count = setting("rollouts logged as a table, per validation")
+    trace_rollouts: Count = setting("rollouts logged as a trace, per validation")
+    dtype: Literal["float32", "bfloat16"] = setting("precision of the policy's weights")
+    gradient_checkpointing: bool = setting("less memory for more time")
+    lora: Lora
+
+
+class Evaluate(Section):
+    split: Literal["validation", "test"] = setting("which mixed split the workflow task reads")
+    limit: Count = setting("questions per task; 0: all")
+    batch_size: Positive = setting("prompts generated at once")
+    max_gen_tokens: Positive = setting("longest generated text")
+
+
+class Promote(Section):
+    model: str = setting("name in the registry", pattern=r"^[A-Za-z0-9._-]+$")
+    alpha: float = setting("significance level of the one-sided paired test", gt=0, lt=1)
+    minimum_effect: Share = setting("smallest gain in mean score that counts")
+    minimum_n: Positive = setting("fewest paired samples for a decision")
+    max_fault_share: Share = setting("share of unscored samples above which nothing is decided")
+
+
+class Serve(Section):
+    model: str = setting("registry name and alias or version, as in `gradeflow-policy@champion`")
+    backend: Literal["auto", "vllm", "transformers"] = setting("`auto`: vLLM where .venv-vllm has it, else in process")
+    host: str = setting("address to listen on")
+    port: Annotated[int, Field(ge=0, le=65535)] = setting("port; 0: any free one")
+    api_key_env: str = setting("environment variable with the key that clients must send; needed off loopback")
+    max_tokens: Positive = setting("most tokens of a reply")
+
+
+class Solve(Section):
+    workflow: Literal["scientific"] = setting("the agent's way of working")
+    benchmark: str = setting("benchmark family: engineering, mathmodeling, mle or science")
+    task: str = setting("competition id; `builtin-*` tasks need no data folder")
+    data_dir: str = setting("folder of competitions; empty: built-in tasks only")
+    log_path: Path = setting("where results and workspaces go")
+    max_turns: Positive = setting("experiments before the conclusion")
+    sandbox_timeout_s: float = setting("seconds for one experiment", gt=0)
+    memory_mb: Positive = setting("memory of one experiment", ge=64)
+
+
+class Tracking(Section):
+    uri: str = setting("MLflow server or store; empty: MLFLOW_TRACKING_URI, else sqlite in this folder")
+    experiment: str = setting("experiment of all runs", min_length=1)
+
+
+class Params(Section):
+    """Everything in params.yaml, section by section."""
+
+    fetch: dict[str, Source]
+    mix: Mix
+    base: Base
+    executor: Endpoint
+    judge: Endpoint
+    sandbox: Sandbox
+    workflow: Workflow
+    scorer: Scorer
+    train: Train
+    evaluate: Evaluate
+    promote: Promote
+    serve: Serve
+    solve: Solve
+    tracking: Tracking
+
+    @model_validator(mode="after")
+    def _sources_are_known(self) -> "Params":
+        if missing := sorted(set(self.mix.weights) - set(self.fetch)):
+            raise ValueError(f"mix.weights names sources that fetch lacks: {', '.join(missing)}")
+        return self
+
+
+def load(path: Path = Path("params.yaml"), overrides: Mapping[str, str] | None = None) -> Params:
+    """Read params.yaml and lay `overrides` (dotted name -> text as typed) over it.
+
+    Raises:
+        SettingsError: naming the key, what it holds and what was expected.
+    """
+    import ruamel.yaml
+    from ruamel.yaml.error import YAMLError
+
+    reader = ruamel.yaml.YAML(typ="safe", pure=True)
+    try:
+        tree = reader.load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{path}: no such file. Run in the project's folder, or name the file with --params"
+        ) from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise SettingsError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(tree, dict):
+        raise SettingsError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
+    for name, text in (overrides or {}).items():
+        try:
+            value = reader.load(text) if text else ""
+        except YAMLError:
+            value = text
+        _put(
+            tree,
+            name.split("."),
+            text if isinstance(_leaf_type(name), type) and _leaf_type(name) is str else value,
+        )
+    return validate(tree, origin=str(path))
+
+
+def validate(tree: Mapping[str, Any], origin: str = "params") -> Params:
+    try:
+        return Params.model_validate(tree)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(problem, origin) for problem in error.errors())) from None
+
+
+def settings(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    """Each setting below `section` with its dotted name, nested sections included."""
+    for name, info in section.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from settings(info.annotation, f"{prefix}.{name}")
+        else:
+            yield f"{prefix}.{name}", info
+
+
+def section(name: str) -> type[BaseModel] | None:
+    """The class of a top-level section; None for `fetch`, whose keys are the names of datasets."""
+    annotation = Params.model_fields[name].annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _leaf_type(dotted: str) -> Any:
+    """The annotation behind a dotted name, through sections and named maps; None where there is none."""
+    annotation: Any = Params
+    for part in dotted.split("."):
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            info = annotation.model_fields.get(part)
+            if info is None:
+                return None
+            annotation = info.annotation
+        elif typing.get_origin(annotation) is dict:
+            annotation = typing.get_args(annotation)[1]
+        else:
+            return None
+    return annotation
+
+
+def _put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    *parents, last = keys
+    for key in parents:
+        child = tree.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise SettingsError(f"{'.'.join(keys)}: {key} is a value, not a section")
+        tree = child
+    tree[last] = value
+
+
+def _explain(problem: Any, origin: str) -> str:
+    keys = [str(part) for part in problem["loc"] if part != "[key]"]
+    name = ".".join(keys)
+    match problem["type"]:
+        case "extra_forbidden":
+            siblings = _siblings(keys[:-1])
+            near = difflib.get_close_matches(keys[-1], siblings, n=1)
+            hint = (
+                f"; did you mean {'.'.join([*keys[:-1], near[0]])}?" if near else f"; known here: {', '.join(siblings)}"
+            )
+            return f"{origin}: {name}: no such setting{hint}"
+        case "missing":
+            return f"{origin}: {name}: missing, and every setting must be there"
+        case "value_error":
+            said = problem["msg"].removeprefix("Value error, ")
+            return f"{origin}: {name}: {said}" if name else f"{origin}: {said}"
+        case _:
+            expected = problem["msg"].removeprefix("Input ").removeprefix("should be ")
+            return f"{origin}: {name} is {problem['input']!r}; expected {expected}"
+
+
+def _siblings(parents: Sequence[str]) -> list[str]:
+    annotation = _leaf_type(".".join(parents)) if parents else Params
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return list(annotation.model_fields)
+    return []
+
+
+def type_name(annotation: Any) -> str:
+    """How `--help` names a type: `float`, `a | b` for choices, `list`, `map`."""
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return " | ".join(map(str, typing.get_args(annotation)))
+    if origin is Annotated:
+        return type_name(typing.get_args(annotation)[0])
+    if origin in {dict, list}:
+        return "map" if origin is dict else "list"
+    if origin is types.UnionType:
+        return " | ".join(type_name(part) for part in typing.get_args(annotation))
+    name = str(annotation.__name__)
+    return {"Path": "path", "str": "text", "bool": "true | false"}.get(name, name)

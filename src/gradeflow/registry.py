@@ -1,0 +1,176 @@
+"""The MLflow model registry: adapters as versions, aliases that point to them, their files.
+
+A version holds adapter files only, never the base. It is known by the adapter's digest: the same adapter is
+registered once.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradeflow import digest as digests
+from gradeflow.errors import TrackingError
+
+if TYPE_CHECKING:
+    import mlflow
+
+ADAPTER_DIGEST = "gradeflow.adapter.digest"
+FILES = "gradeflow.files"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    name: str
+    version: int
+    model_id: str
+    digest: str
+    tags: Mapping[str, str]
+    aliases: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} version {self.version} ({self.digest[:12]})"
+
+
+def register(folder: Path, name: str, *, digest: str, run_id: str, step: int, tags: Mapping[str, str]) -> Version:
+    """Make the adapter in `folder` a version, unless one with its digest is there already.
+
+    `run_id` is the training run that made it, at optimizer step `step`; `tags` go with the version.
+    """
+    if known := find(name, digest):
+        set_tags(known, tags)
+        return _version(_client().get_model_version(name, str(known.version)))
+    import mlflow
+    from mlflow.entities import LoggedModelOutput
+
+    files = {file.name: digests.of_file(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    tags = {**tags, ADAPTER_DIGEST: digest, FILES: json.dumps(files, sort_keys=True)}
+    client = _client()
+    model = mlflow.initialize_logged_model(
+        name=f"adapter-{digest[:12]}",
+        source_run_id=run_id,
+        model_type="lora-adapter",
+        tags=tags,
+        experiment_id=client.get_run(run_id).info.experiment_id,
+    )
+    client.log_model_artifacts(model.model_id, str(folder))
+    mlflow.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, models=[LoggedModelOutput(model.model_id, step=step)])
+    return _version(mlflow.register_model(f"models:/{model.model_id}", name, tags=tags))
+
+
+def find(name: str, digest: str) -> Version | None:
+    """The version of a model that holds the adapter with this digest."""
+    found = _client().search_model_versions(f"name = '{name}' and tag.`{ADAPTER_DIGEST}` = '{digest}'")
+    return min((_version(one) for one in found), key=lambda version: version.version, default=None)
+
+
+def resolve(reference: str) -> Version | None:
+    """The version behind `name@alias`, `name/3`, or either after `models:/`; None where there is none.
+
+    Raises:
+        TrackingError: the reference is none of these.
+    """
+    plain = reference.removeprefix("models:/")
+    if "@" in plain:
+        name, _, alias = plain.partition("@")
+        return get_alias(name, alias)
+    name, _, number = plain.rpartition("/")
+    if not name or not number.isdecimal():
+        raise TrackingError(f"{reference!r} names no registered adapter; expected name@alias or name/3")
+    return _get(lambda client: client.get_model_version(name, number))
+
+
+def get_alias(name: str, alias: str) -> Version | None:
+    return _get(lambda client: client.get_model_version_by_alias(name, alias))
+
+
+def set_alias(version: Version, alias: str) -> None:
+    _client().set_registered_model_alias(version.name, alias, str(version.version))
+
+
+def delete_alias(name: str, alias: str) -> None:
+    _client().delete_registered_model_alias(name, alias)
+
+
+def set_tags(version: Version, tags: Mapping[str, str]) -> None:
+    for key, value in tags.items():
+        if version.tags.get(key) != value:
+            _client().set_model_version_tag(version.name, str(version.version), key, value)
+
+
+def describe(version: Version, line: str) -> None:
+    """Add a line to the version's description."""
+    client = _client()
+    before = client.get_model_version(version.name, str(version.version)).description
+    text = f"{before}\n\n{line}" if before else line
+    client.update_model_version(version.name, str(version.version), text)
+
+
+def fetch(version: Version, cache: Path) -> Path:
+    """The adapter's files in a folder below `cache`, named by its digest; every byte is checked each time.
+
+    Raises:
+        TrackingError: the store's files are not those that were registered.
+    """
+    folder = cache / version.digest[:16]
+    if not _problems(version, folder):
+        return folder
+    import mlflow.artifacts
+
+    cache.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=".fetch-", dir=cache))
+    try:
+        mlflow.artifacts.download_artifacts(f"models:/{version.model_id}", dst_path=str(fresh))
+        if problems := _problems(version, fresh):
+            raise TrackingError(f"{version}: the store's files are not those registered: {', '.join(problems)}")
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.replace(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder
+
+
+def _problems(version: Version, folder: Path) -> list[str]:
+    """The registered files that `folder` lacks or holds with other bytes."""
+    files: Mapping[str, str] = json.loads(version.tags.get(FILES, "{}"))
+    if not files:
+        return [f"no tag {FILES}"]
+    return [
+        name
+        for name, known in files.items()
+        if not (folder / name).is_file() or digests.of_file(folder / name) != known
+    ]
+
+
+def _client() -> "mlflow.MlflowClient":
+    import mlflow
+
+    return mlflow.MlflowClient()
+
+
+def _get(ask: Any) -> Version | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _version(ask(_client()))
+    except MlflowException as error:
+        if error.error_code in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+            return None
+        raise TrackingError(f"the registry does not answer: {' '.join(str(error).split())[:300]}") from error
+
+
+def _version(found: Any) -> Version:
+    tags = dict(found.tags)
+    model_id = str(found.source).removeprefix("models:/")
+    return Version(
+        found.name,
+        int(found.version),
+        model_id,
+        tags.get(ADAPTER_DIGEST, ""),
+        tags,
+        tuple(found.aliases or ()),
+    )

@@ -1,0 +1,13 @@
+"""The one door for model-written code: `Sandbox.run`.
+
+What it protects: the host's files, environment, processes and network, other runs, and the machine's
+time, memory and disk. What it does not: a kernel with a hole in its namespaces, and the sum of the memory of
+one run's processes (the limit is for each). With `isolation: none` it protects nothing but time, and
+`Sandbox.layer` says so.
+"""
+
+from gradeflow.sandbox.conversation import Handler, Limit
+from gradeflow.sandbox.output import RefusedOutputError, read_output
+from gradeflow.sandbox.run import Execution, Probe, Sandbox, probe
+
+__all__ = ["Execution", "Handler", "Limit", "Probe", "RefusedOutputError", "Sandbox", "probe", "read_output"]

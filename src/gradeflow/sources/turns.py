@@ -1,0 +1,51 @@
+"""Which way somebody faces after some turns: made here, in CommonsenseQA's flat format. Needs step after step."""
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gradeflow.sources import Row, commonsenseqa
+from gradeflow.sources.word_problems import NAMES
+from gradeflow.types import Example
+
+LABELS = "ABCD"
+DIRECTIONS = ("north", "east", "south", "west")
+TURNS = {"right": 1, "around": 2, "left": 3}
+STEPS = 4
+
+
+def make(rng: random.Random) -> Row:
+    turns = rng.choices(list(TURNS), k=STEPS)
+    start, name = rng.choice(DIRECTIONS), rng.choice(NAMES)
+    listed = ", ".join(f"{number} {turn}" for number, turn in enumerate(turns, start=1))
+    choices = rng.sample(DIRECTIONS, len(DIRECTIONS))
+    return {
+        "id": f"{rng.getrandbits(64):016x}",
+        "question": f"{name} faces {start} and turns: {listed}. Which way does {name} face now?",
+        "question_concept": "direction",
+        "choices": {"label": list(LABELS), "text": choices},
+        "answerKey": LABELS[choices.index(faced(start, turns)[-1])],
+    }
+
+
+def faced(start: str, turns: list[str]) -> list[str]:
+    """The direction after each turn."""
+    now, found = DIRECTIONS.index(start), []
+    for turn in turns:
+        now = (now + TURNS[turn]) % len(DIRECTIONS)
+        found.append(DIRECTIONS[now])
+    return found
+
+
+def steps_of(example: Example) -> str:
+    """Each turn with the direction after it."""
+    start = re.search(r"faces (\w+)", example.problem)
+    turns = re.findall(r"\d (right|around|left)", example.problem)
+    assert start is not None
+    told = zip(turns, faced(start[1], turns), strict=True)
+    return f"{start[1]}, " + ", ".join(f"{number} {turn} {way}" for number, (turn, way) in enumerate(told, start=1))
+
+
+def example(row: Mapping[str, Any]) -> Example:
+    return commonsenseqa.example(row, source="turns")

@@ -1,0 +1,268 @@
+"""Train a LoRA adapter with GRPO: the policy writes workflows, the environment grades their answers.
+
+The best checkpoint by validation is the result. Started again after an interruption, the stage goes on in the same run.
+"""
+
+import asyncio
+import shutil
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from gradeflow import adapter, dataset, fingerprint, models, tracking
+from gradeflow.adapter import BaseIdentity
+from gradeflow.grpo import loop
+from gradeflow.grpo.environment import WorkflowEnvironment
+from gradeflow.grpo.sample import complete, policy_prompts
+from gradeflow.params import Params
+from gradeflow.types import Example, Rollout, Sample
+
+SECTIONS = ("train", "base", "executor", "judge", "sandbox", "workflow", "scorer", "evaluate")
+
+
+def main(params: Params) -> None:
+    """Train an adapter, or say which finished run has made the same one."""
+    train, validation = dataset.read("train"), dataset.read("validation")
+    identity = models.identify(params.base)
+    mark = fingerprint.of(params, SECTIONS, identity.digest, train.md5, validation.md5)
+    tracking.connect(params.tracking, Path())
+    if (done := tracking.find_run("train_grpo", mark)) is not None:
+        tracking.note_reuse("train_grpo", done)
+        print(f"train_grpo: nothing has changed; reused run {done}")
+        return
+    resume = tracking.find_unfinished("train_grpo", mark)
+    with tracking.start_run("train_grpo", params.model_dump(mode="json"), resume=resume, fingerprint=mark) as run:
+        for data in (train, validation):
+            run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
+        folder = Path("runs/train_grpo") / run.id
+        with asyncio.Runner() as runner:
+            environment = WorkflowEnvironment(params)
+            try:
+                _train(params, train.examples, validation.examples, identity, environment, runner, run, folder)
+            finally:
+                runner.run(environment.close())
+
+
+def _train(
+    params: Params,
+    train: Sequence[Example],
+    validation: Sequence[Example],
+    identity: BaseIdentity,
+    environment: WorkflowEnvironment,
+    runner: asyncio.Runner,
+    run: tracking.Run,
+    folder: Path,
+) -> None:
+    import torch
+
+    torch.manual_seed(params.train.seed)
+    base, tokenizer = models.load(params.base, params.train.dtype)
+    model = loop.attach_adapter(base, params.train.lora)
+    run.set_tags(
+        {
+            "gradeflow.base.name": identity.name,
+            "gradeflow.base.revision": identity.revision,
+            "gradeflow.base.digest": identity.digest,
+            "gradeflow.scorer.version": environment.scorer.version,
+        }
+    )
+    course = loop.Course(model, tokenizer, train, environment, folder / "checkpoints", runner.run)
+    with Progress() as progress:
+        watcher = Watcher(params, course, validation[: params.train.val_samples], identity, run, progress, folder)
+        if not course.folder.exists():
+            watcher.validate(0)
+        loop.train(course, params.train, params.workflow, watcher)
+    watcher.finish()
+
+
+@dataclass
+class Watcher:
+    """Writes down in MLflow what the loop reports, validates checkpoints, and keeps the best one."""
+
+    params: Params
+    course: loop.Course
+    validation: Sequence[Example]
+    identity: BaseIdentity
+    run: tracking.Run
+    progress: Progress
+    folder: Path
+    task: Any = None
+    _losses: dict[int, float] = field(default_factory=dict)
+
+    def step(self, number: int, logs: Mapping[str, float], rollouts: Sequence[Rollout], temperature: float) -> None:
+        metrics = step_metrics(number, logs, [rollout.sample for rollout in rollouts], temperature)
+        self.run.log_metrics(metrics, step=number)
+        if self.task is None:
+            self.task = self.progress.add_task("train_grpo", total=self.params.train.max_steps)
+        said = f"train_grpo  accuracy {metrics['train/accuracy']:.0%}  valid {metrics['rollouts/valid_share']:.0%}"
+        self.progress.update(self.task, completed=number, description=said)
+        if number % self.params.train.eval_every == 0:
+            self._show(rollouts, number)
+
+    def _show(self, rollouts: Sequence[Rollout], number: int) -> None:
+        rows = [rollout_row(rollout) for rollout in rollouts[: self.params.train.log_rollouts]]
+        self.run.log_table(f"rollouts/step_{number:06d}.json", rows)
+        for rollout in rollouts[: self.params.train.trace_rollouts]:
+            self.run.log_rollout_trace(rollout)
+
+    def checkpoint(self, number: int, folder: Path) -> None:
+        adapter.stamp(folder, self.identity)
+        score = self.validate(number)
+        self.run.log_artifact(folder / "adapter_model.safetensors", f"checkpoints/step_{number}")
+        self.run.log_artifact(folder / adapter.CONFIG, f"checkpoints/step_{number}")
+        best = self._best()
+        if best is None or score > best[0]:
+            self._keep(folder, number, score)
+
+    def validate(self, number: int) -> float:
+        with models.leaving_room():
+            return self._validate(number)
+
+    def _validate(self, number: int) -> float:
+        """Mean score of greedy workflows on the validation questions; unscored ones are left out and counted."""
+        prompts = policy_prompts(self.course.tokenizer, self.validation, self.params.workflow)
+        texts = complete(
+            self.course.model,
+            self.course.tokenizer,
+            prompts,
+            max_tokens=self.params.train.max_completion_tokens,
+            batch_size=self.params.evaluate.batch_size,
+        )
+        graded = self.course.wait(self.course.environment.grade_all(list(zip(texts, self.validation, strict=True))))
+        samples = [one.sample for one in graded]
+        metrics = validation_metrics(samples, statistics.fmean(one.cost for one in graded))
+        self.run.log_metrics(metrics, step=number)
+        self.run.log_table(f"validation/step_{number:06d}.json", [sample.to_row() for sample in samples])
+        self.progress.console.print(
+            f"step {number}: validation accuracy {metrics['val_accuracy']:.1%}, valid {metrics['val_success_rate']:.1%}"
+        )
+        return metrics["val_accuracy"]
+
+    def _best(self) -> tuple[float, int] | None:
+        file = self.folder / "best" / "score.txt"
+        if not file.exists():
+            return None
+        score, number = file.read_text().split()
+        return float(score), int(number)
+
+    def _keep(self, folder: Path, number: int, score: float) -> None:
+        fresh, best = self.folder / "best.part", self.folder / "best"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        for name in ("adapter_model.safetensors", adapter.CONFIG):
+            shutil.copy2(folder / name, fresh / name)
+        (fresh / "score.txt").write_text(f"{score} {number}")
+        shutil.rmtree(best, ignore_errors=True)
+        fresh.rename(best)
+
+    def finish(self) -> None:
+        """Check that the best adapter is whole and changes the model, and make it the run's result."""
+        best = self._best()
+        assert best is not None
+        score, number = best
+        folder = self.folder / "best"
+        facts = adapter.validate(folder, self.identity)
+        adapter.prove_alive(self.course.model, adapter.default_probes(len(self.course.tokenizer)))
+        result = self.folder / "adapter"
+        shutil.rmtree(result, ignore_errors=True)
+        shutil.copytree(folder, result, ignore=shutil.ignore_patterns("score.txt"))
+        self.run.log_artifacts(result, "adapter")
+        self.run.set_tags({"gradeflow.adapter.digest": facts.digest, "gradeflow.adapter.step": str(number)})
+        self.run.log_metrics({"best/val_accuracy": score, "best/step": number})
+        self.progress.console.print(f"best checkpoint: step {number}, adapter {facts.digest[:12]}, in {result}")
+
+
+def step_metrics(
+    number: int, logs: Mapping[str, float], samples: Sequence[Sample], temperature: float
+) -> dict[str, float]:
+    """One training step under the names that the original's users know, and what TRL reports beside them."""
+    scored = [sample for sample in samples if sample.score is not None]
+    scores = [sample.score or 0.0 for sample in scored]
+    metrics = {
+        "train/step": float(number),
+        "train/loss": logs.get("loss", 0.0),
+        "train/kl_div": logs.get("kl", 0.0),
+        "train/temperature": temperature,
+        "train/learning_rate": logs.get("learning_rate", 0.0),
+        "train/grad_norm": logs.get("grad_norm", 0.0),
+        "train/entropy": logs.get("entropy", 0.0),
+        "train/step_seconds": logs.get("step_time", 0.0),
+        "train/completion_tokens": logs.get("completions/mean_length", 0.0),
+        "train/dead_group_share": logs.get("frac_reward_zero_std", 0.0),
+        "train/num_total": float(len(samples)),
+        "train/num_correct": float(sum(score == 1 for score in scores)),
+        "rollouts/valid_share": _share(sample.valid for sample in samples),
+        "rollouts/unscored_share": 1 - len(scored) / len(samples) if samples else 0.0,
+    }
+    if scores:
+        metrics |= {
+            "train/avg_reward": statistics.fmean(scores),
+            "train/max_reward": max(scores),
+            "train/min_reward": min(scores),
+            "train/accuracy": _share(score == 1 for score in scores),
+            "train/avg_correctness_score": statistics.fmean(scores),
+        }
+    for kind in sorted({sample.kind for sample in scored}):
+        own = [sample.score or 0.0 for sample in scored if sample.kind == kind]
+        metrics |= {
+            f"train/accuracy_{kind}": _share(score == 1 for score in own),
+            f"train/avg_score_{kind}": statistics.fmean(own),
+            f"train/count_{kind}": float(len(own)),
+            f"sample/{kind}/correctness": own[0],
+            f"sample/{kind}/reward": own[0],
+        }
+    judged = [sample.score or 0.0 for sample in scored if sample.by == "judge"]
+    metrics["judge/count"] = float(len(judged))
+    if judged:
+        metrics["judge/score"] = statistics.fmean(judged)
+    metrics |= {f"failures/{name}": float(count) for name, count in _counts(s.failure for s in samples).items()}
+    metrics |= {f"faults/{name}": float(count) for name, count in _counts(s.fault for s in samples).items()}
+    used = Counter(name for sample in samples for name in set(sample.operators))
+    return metrics | {f"operators/{name}": count / len(samples) for name, count in sorted(used.items())}
+
+
+def validation_metrics(samples: Sequence[Sample], cost: float) -> dict[str, float]:
+    scored = [sample for sample in samples if sample.score is not None]
+    scores = [sample.score or 0.0 for sample in scored]
+    metrics = {
+        "val_accuracy": statistics.fmean(scores) if scores else 0.0,
+        "val_num_correct": float(sum(score == 1 for score in scores)),
+        "val_num_total": float(len(samples)),
+        "val_avg_correctness": statistics.fmean(scores) if scores else 0.0,
+        "val_avg_cost": cost,
+        "val_success_rate": _share(sample.valid for sample in samples),
+    }
+    for kind in sorted({sample.kind for sample in scored}):
+        metrics[f"val_accuracy_{kind}"] = statistics.fmean(s.score or 0.0 for s in scored if s.kind == kind)
+    return metrics
+
+
+def rollout_row(rollout: Rollout) -> dict[str, Any]:
+    sample = rollout.sample
+    return {
+        "id": sample.example_id,
+        "kind": sample.kind,
+        "problem": rollout.example.problem,
+        "workflow": sample.completion,
+        "operators": ", ".join(sample.operators),
+        "answer": sample.answer,
+        "reference": rollout.example.ground_truth,
+        "score": sample.score,
+        "by": sample.by,
+        "failure": sample.failure,
+        "fault": sample.fault,
+    }
+
+
+def _share(values: Any) -> float:
+    found = [bool(value) for value in values]
+    return sum(found) / len(found) if found else 0.0
+
+
+def _counts(names: Any) -> dict[str, int]:
+    return dict(Counter(name for name in names if name))

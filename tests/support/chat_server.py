@@ -1,0 +1,156 @@
+"""A stand-in for an OpenAI-compatible server, on a free port of this machine; it breaks as it is told to."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal, Self
+
+Fault = Literal[
+    "empty", "null", "refused", "no choices", "cut", "reasoning", "garbage", "html", "drop", "timeout",
+    "400", "401", "404", "429", "500", "503",
+]  # fmt: skip
+Replies = Callable[[list[dict[str, str]]], str]
+Faults = Callable[[int, dict[str, Any]], Fault | None]
+
+
+class ChatServer:
+    """Answers with `reply(messages)`, unless `faults` names a fault for the request.
+
+    `bodies` and `headers` hold what was asked, `peak` the most requests at once. `cut` and `reasoning` stop
+    at max_tokens with some text or with none; given `enough`, not where a request allows that many tokens.
+    """
+
+    def __init__(
+        self,
+        reply: Replies = lambda messages: f"echo: {messages[-1]['content']}",
+        faults: Faults | Sequence[Fault | None] = (),
+        *,
+        latency_s: float = 0.0,
+        enough: int | None = None,
+    ) -> None:
+        self.reply = reply
+        self.faults = faults if callable(faults) else lambda number, body: dict(enumerate(faults)).get(number)
+        self.latency_s = latency_s
+        self.enough = enough
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.peak = 0
+        self.closing = threading.Event()
+        self._now = 0
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.owner = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def enter(self, body: dict[str, Any], headers: dict[str, str]) -> Fault | None:
+        with self._lock:
+            number = len(self.bodies)
+            self.bodies.append(body)
+            self.headers.append(headers)
+            self._now += 1
+            self.peak = max(self.peak, self._now)
+        fault = self.faults(number, body)
+        enough = self.enough is not None and body["max_tokens"] >= self.enough
+        return None if enough and fault in {"cut", "reasoning"} else fault
+
+    def leave(self) -> None:
+        with self._lock:
+            self._now -= 1
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+    owner: ChatServer
+
+    def handle_error(self, request: Any, client_address: Any) -> None: ...
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_POST(self) -> None:
+        owner = self.server.owner
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        fault = owner.enter(body, {name.lower(): value for name, value in self.headers.items()})
+        try:
+            time.sleep(owner.latency_s)
+            self._answer(owner, body, fault)
+        finally:
+            owner.leave()
+
+    def _answer(self, owner: ChatServer, body: dict[str, Any], fault: Fault | None) -> None:
+        match fault:
+            case "drop":
+                self.close_connection = True
+                self.connection.shutdown(2)
+            case "timeout":
+                owner.closing.wait(10)
+                self.close_connection = True
+            case "garbage":
+                self._send(200, b'{"id": "chatcmpl-1", "choi')
+            case "html":
+                self._send(200, b"<html>Sign in to the proxy</html>", "text/html")
+            case "400" | "401" | "404" | "429" | "500" | "503":
+                said = f"told to fail with {fault}; your key is {self.headers['Authorization']}"
+                self._send(int(fault), json.dumps({"error": {"message": said}}).encode())
+            case _:
+                self._send(200, json.dumps(_completion(owner, body, fault)).encode())
+
+    def _send(self, status: int, content: bytes, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def _completion(owner: ChatServer, body: dict[str, Any], fault: Fault | None) -> dict[str, Any]:
+    text: str | None = owner.reply(body["messages"])
+    finish_reason = "stop"
+    match fault:
+        case "empty":
+            text = ""
+        case "null":
+            text = None
+        case "refused":
+            text, finish_reason = None, "content_filter"
+        case "cut":
+            text, finish_reason = (text or "")[: len(text or "") // 2], "length"
+        case "reasoning":
+            text, finish_reason = None, "length"
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": None}
+    prompt_tokens = sum(len(said["content"].split()) for said in body["messages"])
+    completion_tokens = body["max_tokens"] if finish_reason == "length" else len((text or "").split())
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": body["model"],
+        "choices": [] if fault == "no choices" else [choice],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
+    }

@@ -1,0 +1,53 @@
+"""A tiny base with the embedded base's tokenizer: everything real but what it has learnt."""
+
+import hashlib
+import itertools
+import json
+from pathlib import Path
+
+from gradeflow import dataset, jsonl, params, sources
+from gradeflow.embedded import curriculum, teach
+
+ROOT = Path(__file__).parents[2]
+
+
+def settings(folder: Path, *, taught: bool = False, **overrides: object) -> params.Params:
+    """The repository's settings on a tiny base in `folder`, made at the first call; keys are dotted with `__`.
+
+    Random weights, or, `taught`, some seconds of lessons in writing workflows.
+    """
+    base = folder / "tiny-base"
+    changes = {
+        "base.model": str(base),
+        "sandbox.parallel": "2",
+        **{name.replace("__", "."): str(value) for name, value in overrides.items()},
+    }
+    found = params.load(ROOT / "params.yaml", changes)
+    if not base.exists():
+        small = found.base.model_copy(update={"hidden_size": 64, "layers": 2})
+        lessons = list(itertools.islice(curriculum.lessons(0), 8000 if taught else 400))
+        words = teach.tokenizer(lessons, small.vocabulary)
+        model = teach.blank_model(small, words)
+        if taught:
+            workflows = [lesson for lesson in lessons if lesson.role == "policy"]
+            for _ in teach.teach(
+                model, teach.encode(workflows, words), small.model_copy(update={"batch_tokens": 1024})
+            ):
+                pass
+        model.save_pretrained(base)
+        words.save_pretrained(base)
+    return found
+
+
+def project(folder: Path, rows: int = 8) -> None:
+    """Mixed data of `rows` questions a kind and split, and the dvc.lock that `dvc repro` would leave."""
+    outs = []
+    for split, name in dataset.NAMES.items():
+        examples = [
+            one for source in curriculum.SOURCES for one in itertools.islice(sources.made(source, split, 7), rows)
+        ]
+        path = folder / "data" / "mixed" / name
+        jsonl.write(path, (example.to_row() for example in examples))
+        md5 = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        outs.append({"path": f"data/mixed/{name}", "md5": md5})
+    (folder / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": {"mix": {"cmd": "", "outs": outs}}}))

@@ -1,0 +1,114 @@
+from pathlib import Path
+
+import pytest
+
+from gradeflow import registry, tracking
+from gradeflow.errors import TrackingError
+from gradeflow.registry import Version
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType"),
+]
+
+
+@pytest.fixture
+def run_id(store: Path) -> str:
+    with tracking.start_run("train_grpo", {}) as run:
+        return run.id
+
+
+def files(folder: Path, text: str = "weights") -> Path:
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_text(text)
+    (folder / "adapter_config.json").write_text("{}")
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def register(folder: Path, run_id: str, name: str, digest: str = "d" * 64, **tags: str) -> Version:
+    return registry.register(folder, name, digest=digest, run_id=run_id, step=7, tags=tags)
+
+
+def test_a_version_holds_the_adapters_files_and_its_tags(run_id: str, tmp_path: Path) -> None:
+    version = register(files(tmp_path / "a"), run_id, "whole", origin="test")
+    assert (version.name, version.version, version.digest, version.tags["origin"]) == (
+        "whole",
+        1,
+        "d" * 64,
+        "test",
+    )
+    found = registry.fetch(version, tmp_path / "cache")
+    assert (found / "adapter_model.safetensors").read_text() == "weights"
+    assert names(found) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_the_training_run_names_the_adapter_as_its_output(run_id: str, tmp_path: Path) -> None:
+    import mlflow
+
+    version = register(files(tmp_path / "a"), run_id, "output")
+    outputs = mlflow.MlflowClient().get_run(run_id).outputs.model_outputs
+    assert [(output.model_id, output.step) for output in outputs] == [(version.model_id, 7)]
+
+
+def test_the_same_adapter_is_registered_once_and_takes_later_tags(run_id: str, tmp_path: Path) -> None:
+    first = register(files(tmp_path / "a"), run_id, "once", origin="one")
+    again = register(tmp_path / "a", run_id, "once", origin="two")
+    other = register(files(tmp_path / "b", "other"), run_id, "once", digest="e" * 64)
+    assert (first.version, again.version, other.version) == (1, 1, 2)
+    assert again.tags["origin"] == "two"
+    assert again.model_id == first.model_id
+
+
+def test_an_alias_moves_and_is_found_by_every_spelling(run_id: str, tmp_path: Path) -> None:
+    first = register(files(tmp_path / "a"), run_id, "named")
+    second = register(files(tmp_path / "b", "other"), run_id, "named", digest="e" * 64)
+    registry.set_alias(first, "champion")
+    registry.set_alias(second, "champion")
+    for spelling in ("named@champion", "models:/named@champion", "named/2", "models:/named/2"):
+        found = registry.resolve(spelling)
+        assert found
+        assert (found.version, found.digest) == (2, second.digest)
+    registry.delete_alias("named", "champion")
+    assert registry.get_alias("named", "champion") is None
+
+
+@pytest.mark.parametrize("reference", ["nobody@champion", "nobody/1", "models:/nobody@x"])
+def test_what_is_not_registered_is_none(store: Path, reference: str) -> None:
+    assert registry.resolve(reference) is None
+
+
+@pytest.mark.parametrize("reference", ["gradeflow-policy", "name/three", ""])
+def test_what_is_no_reference_is_refused(store: Path, reference: str) -> None:
+    with pytest.raises(TrackingError, match="expected name@alias or name/3"):
+        registry.resolve(reference)
+
+
+def test_a_spoilt_copy_in_the_cache_is_fetched_again(run_id: str, tmp_path: Path) -> None:
+    version = register(files(tmp_path / "a"), run_id, "cached")
+    found = registry.fetch(version, tmp_path / "cache")
+    (found / "adapter_model.safetensors").write_text("spoilt")
+    assert registry.fetch(version, tmp_path / "cache") == found
+    assert (found / "adapter_model.safetensors").read_text() == "weights"
+    assert names(tmp_path / "cache") == [found.name]
+
+
+def test_a_changed_file_in_the_store_is_never_handed_out(run_id: str, store: Path, tmp_path: Path) -> None:
+    version = register(files(tmp_path / "a"), run_id, "changed")
+    (stored,) = (store / "mlruns").rglob(f"{version.model_id}/**/adapter_model.safetensors")
+    stored.write_text("weightz")
+    with pytest.raises(TrackingError, match=r"not those registered: adapter_model.safetensors"):
+        registry.fetch(version, tmp_path / "cache")
+    assert names(tmp_path / "cache") == []
+
+
+def test_descriptions_grow_line_by_line(run_id: str, tmp_path: Path) -> None:
+    import mlflow
+
+    version = register(files(tmp_path / "a"), run_id, "described")
+    registry.describe(version, "first")
+    registry.describe(version, "second")
+    assert mlflow.MlflowClient().get_model_version("described", "1").description == "first\n\nsecond"

@@ -1,0 +1,527 @@
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from gradeflow import adapter, params, serve
+from gradeflow.errors import AdapterError, SettingsError, SetupError
+from gradeflow.params import Params
+from gradeflow.registry import Version
+from gradeflow.serve import Served, Server
+
+ROOT = Path(__file__).parents[1]
+BASE = "gradeflow-base-0123456789ab"
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('no such role') }}{% endif %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+QUESTION: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
+
+
+def make_base(folder: Path) -> None:
+    """A random Qwen2 of two layers that reads and writes bytes."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<|end|>", "<|pad|>", *alphabet])}
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>", pad_token="<|pad|>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(vocabulary),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def make_adapter(base: Path, folder: Path, *, zero: bool = False) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    settings = LoraConfig(
+        r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], init_lora_weights=zero, task_type="CAUSAL_LM"
+    )
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings).save_pretrained(folder)
+    adapter.stamp(folder, adapter.BaseIdentity(BASE, "", "d"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    make_base(folder / "models" / BASE)
+    make_adapter(folder / "models" / BASE, folder / "adapter")
+    make_adapter(folder / "models" / BASE, folder / "zero", zero=True)
+    return folder
+
+
+def settings(made: Path, **changed: Any) -> Params:
+    loaded = params.load(ROOT / "params.yaml")
+    section = loaded.serve.model_copy(update={"port": 0, "backend": "transformers", "max_tokens": 64, **changed})
+    base = loaded.base.model_copy(update={"folder": made / "models"})
+    return loaded.model_copy(update={"serve": section, "base": base})
+
+
+def served(made: Path, name: str = "adapter") -> Served:
+    folder = made / name
+    version = Version("policy", 3, "m-1", adapter.digest(folder), {})
+    return serve.check(folder, version, serve.names("policy@champion", version), settings(made).base)
+
+
+def start(adapted: Served, section: params.Serve, root: Path = Path()) -> None:
+    """Start a server and stop it at once."""
+    with serve.serving(adapted, section, root):
+        pass
+
+
+@pytest.fixture(scope="module")
+def server(made: Path) -> Iterator[Server]:
+    with serve.serving(served(made), settings(made).serve) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def ask(client: openai.OpenAI, content: str = "What is 3 + 4?", **more: Any) -> Any:
+    asked: dict[str, Any] = {"model": "policy@champion", "temperature": 0, "max_tokens": 16, **more}
+    return client.chat.completions.create(messages=[{"role": "user", "content": content}], **asked)
+
+
+def directly(made: Path, content: str, count: int, *, adapted: bool) -> str:
+    """The greedy answer without a server."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = made / "models" / BASE
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = PeftModel.from_pretrained(model, str(made / "adapter")) if adapted else model
+    prompt = torch.tensor([tokenizer(f"<user>{content}\n<assistant>")["input_ids"]])
+    made_ids = model.generate(
+        input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count
+    )
+    return str(tokenizer.decode(made_ids[0, prompt.shape[1] :], skip_special_tokens=True))
+
+
+def test_the_champion_answers_and_not_the_base(made: Path, client: openai.OpenAI) -> None:
+    text = ask(client).choices[0].message.content
+    assert text == directly(made, "What is 3 + 4?", 16, adapted=True)
+    assert text != directly(made, "What is 3 + 4?", 16, adapted=False)
+
+
+def test_an_answer_names_its_adapter_and_counts_its_tokens(server: Server, client: openai.OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model="policy@champion", messages=QUESTION, temperature=0, max_tokens=5
+    )
+    answer = raw.parse()
+    assert raw.headers["x-gradeflow-adapter"] == server.digest
+    assert answer.system_fingerprint == server.digest[:12]
+    assert answer.model == "policy@champion"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len("<user>What is 3 + 4?\n<assistant>")
+    assert answer.usage.completion_tokens == 5
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 5
+
+
+def test_the_model_is_listed_under_its_names_with_its_digest(server: Server, client: openai.OpenAI) -> None:
+    models = client.models.list().data
+    assert [model.id for model in models] == ["policy@champion", "policy", "policy/3"]
+    assert {model.model_extra["digest"] for model in models if model.model_extra} == {server.digest}
+    assert client.models.retrieve("policy/3").id == "policy/3"
+
+
+@pytest.mark.parametrize("name", ["policy@champion", "policy", "policy/3", "models:/policy@champion"])
+def test_every_name_answers_alike(client: openai.OpenAI, name: str) -> None:
+    assert ask(client, model=name).choices[0].message.content == ask(client).choices[0].message.content
+
+
+def test_answers_do_not_depend_on_who_else_asks(client: openai.OpenAI) -> None:
+    questions = [f"What is {'1' * length} + 4?" for length in range(1, 13)]
+    alone = [ask(client, question).choices[0].message.content for question in questions]
+    with ThreadPoolExecutor(len(questions)) as pool:
+        together = list(pool.map(lambda question: ask(client, question).choices[0].message.content, questions))
+    assert together == alone
+
+
+def test_a_seed_repeats_a_sampled_answer(client: openai.OpenAI) -> None:
+    first, again, other = (ask(client, temperature=1.5, seed=seed).choices[0].message.content for seed in (7, 7, 8))
+    assert first == again
+    assert first != other
+
+
+def test_an_answer_ends_before_a_stop(client: openai.OpenAI) -> None:
+    text = ask(client).choices[0].message.content
+    answer = ask(client, stop=[text[3:5]]).choices[0]
+    assert answer.message.content == text[: text.index(text[3:5])]
+    assert answer.finish_reason == "stop"
+
+
+def test_a_reply_is_no_longer_than_the_model_reads(client: openai.OpenAI) -> None:
+    answer = ask(client, "x" * 220, max_tokens=64)
+    assert answer.usage.total_tokens <= 256
+
+
+@pytest.mark.parametrize(
+    "message", [{"role": "developer", "content": "Be brief."}, {"role": "assistant", "content": "7"}]
+)
+def test_all_roles_of_a_chat_are_taken(client: openai.OpenAI, message: Any) -> None:
+    assert ask_all(client, [message, *QUESTION]).choices[0].message.role == "assistant"
+
+
+def test_text_may_come_in_parts(client: openai.OpenAI) -> None:
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "3 + 4?"}]
+    whole = ask_all(client, [{"role": "user", "content": parts}])
+    assert whole.choices[0].message.content == ask(client).choices[0].message.content
+
+
+def ask_all(client: openai.OpenAI, messages: list[Any]) -> Any:
+    return client.chat.completions.create(model="policy", messages=messages, temperature=0, max_tokens=16)
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="'gpt-4o' is not served here; there are: policy@champion") as caught:
+        ask(client, model="gpt-4o")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("policy/4")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"temperature": 3}, "temperature: .*less than or equal to 2"),
+        ({"max_tokens": 0}, "max_tokens: .*greater than 0"),
+        ({"max_tokens": 65}, "max_tokens is 65; at most 64 here"),
+        ({"max_completion_tokens": 65}, "at most 64 here"),
+        ({"stream": True}, "not streamed here"),
+        ({"n": 2}, "n: "),
+        ({"logprobs": True}, "logprobs: "),
+        ({"extra_body": {"top_k": 5}}, "top_k: Extra inputs"),
+        ({"seed": 2**70}, "seed: "),
+        ({"content": "x" * 300}, "the messages are 318 tokens long; the model takes 256"),
+    ],
+)
+def test_a_bad_request_says_what_is_wrong(client: openai.OpenAI, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
+        ask(client, more.pop("content", "Hi"), **more)
+    assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"\xff",
+        b"{}",
+        b'{"model": "policy", "messages": []}',
+        b'{"model": "policy", "messages": [{"role": "wizard", "content": "hi"}]}',
+        b'{"model": "policy", "messages": [{"role": "user", "content": null}]}',
+        b'{"model": "policy", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "policy", "messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
+        b'{"model": "\\ud800", "messages": [{"role": "user", "content": "hi"}]}',
+        b'{"model": "policy", "messages": [{"role": "user", "content": "hi"}], "\\ud800": 1}',
+    ],
+)
+def test_what_is_no_request_is_answered_in_the_shape_of_openai(server: Server, body: bytes) -> None:
+    reply = httpx.post(f"{server.url}/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("PUT", "/chat/completions", 405)])
+def test_an_unknown_route_is_answered_in_the_shape_of_openai(
+    server: Server, method: str, path: str, status: int
+) -> None:
+    reply = httpx.request(method, server.url + path)
+    assert reply.status_code == status
+    assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_health_needs_no_key(server: Server) -> None:
+    reply = httpx.get(server.url.removesuffix("/v1") + "/health")
+    assert reply.json() == {"status": "ok", "adapter": server.digest}
+
+
+def test_the_key_is_asked_for(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", "s3cret")
+    with serve.serving(served(made), settings(made, host="0.0.0.0", api_key_env="TEST_KEY").serve) as running:
+        assert running.url.startswith("http://127.0.0.1:")
+        with (
+            openai.OpenAI(base_url=running.url, api_key="wrong", max_retries=0) as wrong,
+            pytest.raises(openai.AuthenticationError, match="a valid API key is needed"),
+        ):
+            ask(wrong)
+        with openai.OpenAI(base_url=running.url, api_key="s3cret", max_retries=0) as right:
+            assert ask(right).choices[0].message.content
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_an_address_that_others_reach_needs_a_key(made: Path, host: str) -> None:
+    with pytest.raises(SettingsError, match=r"serve\.host: .* must send a key"):
+        start(served(made), settings(made, host=host).serve)
+
+
+def test_a_key_that_is_not_exported_is_missed_everywhere(made: Path) -> None:
+    with pytest.raises(SettingsError, match=r"serve\.api_key_env: the environment has no UNSET_KEY"):
+        start(served(made), settings(made, api_key_env="UNSET_KEY").serve)
+
+
+def test_a_taken_port_is_named(made: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1:{port}"):
+            start(served(made), settings(made, port=port).serve)
+
+
+def test_a_stopped_server_is_gone(made: Path) -> None:
+    before = threading.active_count()
+    with serve.serving(served(made), settings(made).serve) as running:
+        assert running.alive()
+    assert not running.alive()
+    assert threading.active_count() == before
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{running.url}/models")
+
+
+def test_an_adapter_that_does_nothing_is_refused_by_its_files(made: Path) -> None:
+    with pytest.raises(AdapterError, match="does nothing"):
+        served(made, "zero")
+
+
+def test_an_adapter_that_does_nothing_is_refused_by_the_running_model(made: Path) -> None:
+    with pytest.raises(AdapterError, match="changes no logit"):
+        start(replace(served(made), adapter=made / "zero"), settings(made).serve)
+
+
+def test_an_adapter_that_is_not_the_registered_one_is_refused(made: Path) -> None:
+    version = Version("policy", 3, "m-1", "f" * 64, {})
+    with pytest.raises(AdapterError, match="was registered as ffffffffffff"):
+        serve.check(made / "adapter", version, ("policy",), settings(made).base)
+
+
+def test_a_base_that_is_not_here_is_named(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "adapter", tmp_path / "adapter")
+    adapter.stamp(tmp_path / "adapter", adapter.BaseIdentity("gradeflow-base-ffffffffffff", "", "d"))
+    version = Version("policy", 3, "m-1", adapter.digest(tmp_path / "adapter"), {})
+    with pytest.raises(SetupError, match="gradeflow-base-ffffffffffff"):
+        serve.check(tmp_path / "adapter", version, ("policy",), settings(made).base)
+
+
+def test_a_base_that_is_not_whole_is_named(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "models" / BASE, tmp_path / BASE, ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(SetupError, match=f"base .*{BASE}: cannot be loaded"):
+        start(replace(served(made), base=str(tmp_path / BASE)), settings(made).serve)
+
+
+def test_a_hub_base_is_taken_at_the_commit_that_the_adapter_names(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "adapter", tmp_path / "adapter")
+    adapter.stamp(tmp_path / "adapter", adapter.BaseIdentity("Qwen/Qwen2.5-0.5B-Instruct", "7ae5576", "d"))
+    version = Version("policy", 3, "m-1", adapter.digest(tmp_path / "adapter"), {})
+    found = serve.check(tmp_path / "adapter", version, ("policy",), settings(made).base)
+    assert (found.base, found.revision) == ("Qwen/Qwen2.5-0.5B-Instruct", "7ae5576")
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("policy@champion", ("policy@champion", "policy", "policy/3")),
+        ("models:/policy@champion", ("policy@champion", "policy", "policy/3")),
+        ("policy/3", ("policy/3", "policy")),
+    ],
+)
+def test_a_model_has_its_alias_its_name_and_its_version(reference: str, expected: tuple[str, ...]) -> None:
+    assert serve.names(reference, Version("policy", 3, "m-1", "d", {})) == expected
+
+
+HUB = Served(
+    ("p@champion", "p"),
+    Path("/cache/abc"),
+    "d" * 64,
+    64,
+    "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen/Qwen2.5-7B-Instruct",
+    "a09a",
+)
+
+
+def test_vllm_gets_the_base_at_its_commit_and_the_adapter_under_its_names() -> None:
+    assert serve.vllm_command(Path("bin/vllm"), HUB, "127.0.0.1", 8000, cpu=False) == [
+        *("bin/vllm", "serve", "Qwen/Qwen2.5-7B-Instruct"),
+        *("--revision", "a09a", "--tokenizer-revision", "a09a"),
+        *("--served-model-name", "Qwen/Qwen2.5-7B-Instruct"),
+        *("--host", "127.0.0.1", "--port", "8000"),
+        *("--enable-lora", "--max-lora-rank", "64", "--max-loras", "2"),
+        *("--lora-modules", "p@champion=/cache/abc", "p=/cache/abc"),
+    ]
+
+
+def test_vllm_on_cpu_runs_eagerly_in_float32() -> None:
+    command = serve.vllm_command(Path("vllm"), HUB, "127.0.0.1", 1, cpu=True)
+    assert command[-3:] == ["--dtype", "float32", "--enforce-eager"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "chosen"), [(1, "1"), (2, "8"), (8, "8"), (9, "16"), (65, "128"), (257, "320"), (512, "512")]
+)
+def test_vllm_takes_the_next_rank_that_it_knows(rank: int, chosen: str) -> None:
+    command = serve.vllm_command(Path("vllm"), replace(HUB, rank=rank), "127.0.0.1", 1, cpu=False)
+    assert command[command.index("--max-lora-rank") + 1] == chosen
+
+
+def test_a_rank_beyond_vllm_is_refused() -> None:
+    with pytest.raises(AdapterError, match="rank 513; vLLM takes at most 512"):
+        serve.vllm_command(Path("vllm"), replace(HUB, rank=513), "127.0.0.1", 1, cpu=False)
+
+
+def test_the_key_is_in_no_command_line_and_our_environment_not_in_vllms() -> None:
+    given = serve.vllm_environment("s3cret", {"PATH": "/bin", "VIRTUAL_ENV": "/x", "VLLM_CPU_KVCACHE_SPACE": "4"})
+    assert given == {"PATH": "/bin", "VLLM_API_KEY": "s3cret", "VLLM_CPU_KVCACHE_SPACE": "4"}
+
+
+def test_vllm_that_is_asked_for_and_not_there_is_missed(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="make vllm"):
+        start(served(made), settings(made, backend="vllm").serve, tmp_path)
+
+
+STAND_IN = f"""#!{sys.executable}
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+print("starting", flush=True)
+if os.environ.get("STAND_IN") == "broken":
+    sys.exit("ValueError: no such model")
+port = int(sys.argv[sys.argv.index("--port") + 1])
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.reply({{}})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        changed = "gradeflow-base" not in asked["model"] and os.environ.get("STAND_IN") != "idle"
+        self.reply({{"choices": [{{"logprobs": {{"top_logprobs": [{{"a": -1.0 if changed else -2.0}}]}}}}]}})
+    def reply(self, value):
+        content = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+    def log_message(self, *_):
+        pass
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def with_vllm(tmp_path: Path) -> Path:
+    """A folder whose .venv-vllm/bin/vllm speaks as much of vLLM as starting it takes."""
+    program = tmp_path / serve.VLLM
+    program.parent.mkdir(parents=True)
+    program.write_text(STAND_IN)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return tmp_path
+
+
+def test_vllm_is_taken_where_it_is_and_stopped_at_the_end(made: Path, with_vllm: Path) -> None:
+    with serve.serving(served(made), settings(made, backend="auto").serve, with_vllm) as running:
+        assert running.backend == "vllm"
+        assert running.alive()
+    assert not running.alive()
+
+
+def test_an_adapter_that_vllm_does_not_apply_is_refused(
+    made: Path, with_vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "idle")
+    with pytest.raises(AdapterError, match="served by vLLM the adapter changes nothing"):
+        start(served(made), settings(made, backend="vllm").serve, with_vllm)
+
+
+def test_a_vllm_that_does_not_start_is_quoted(made: Path, with_vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN", "broken")
+    with pytest.raises(SetupError, match="vLLM ended with status 1: ValueError: no such model"):
+        start(served(made), settings(made, backend="vllm").serve, with_vllm)
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+def test_an_unknown_reference_says_what_to_do(made: Path, tmp_path: Path) -> None:
+    from gradeflow import tracking
+
+    tracking.connect(settings(made).tracking.model_copy(update={"uri": f"sqlite:///{tmp_path}/m.db"}), tmp_path)
+    with pytest.raises(SettingsError, match="the registry has no gradeflow-policy@champion"):
+        serve.find(settings(made), tmp_path / "cache")
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+def test_the_stage_serves_what_is_registered_until_it_is_told_to_stop(made: Path, tmp_path: Path) -> None:
+    from gradeflow import registry, tracking
+
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    connection = settings(made).tracking.model_copy(update={"uri": f"sqlite:///{tmp_path}/m.db"})
+    tracking.connect(connection, tmp_path)
+    with tracking.start_run("train", {}) as run:
+        digest = adapter.digest(made / "adapter")
+        version = registry.register(made / "adapter", "policy", digest=digest, run_id=run.id, step=1, tags={})
+    registry.set_alias(version, "champion")
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "gradeflow", "serve"),
+            *("--serve.model", "policy@champion", "--serve.port", "0", "--serve.backend", "transformers"),
+            *("--base.folder", str(made / "models"), "--tracking.uri", connection.uri),
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        try:
+            first, curl = process.stdout.readline(), process.stdout.readline()
+            with openai.OpenAI(base_url=first.split(": ")[0], api_key="none", max_retries=0) as client:
+                answer = ask(client)
+            said = subprocess.run(curl, shell=True, capture_output=True, check=True).stdout
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert answer.choices[0].message.content == directly(made, "What is 3 + 4?", 16, adapted=True)
+    assert answer.system_fingerprint == digest[:12]
+    assert b"chat.completion" in said
+    found = tracking.find_stage("serve")
+    assert found
+    assert tracking.read_tags(found)[registry.ADAPTER_DIGEST] == digest

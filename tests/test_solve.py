@@ -1,0 +1,331 @@
+"""A task from its definition to a graded submission, with and without MLflow."""
+
+import asyncio
+import csv
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gradeflow import benchmarks, params, solve, tracking
+from gradeflow.attempt import Attempt, solve_task
+from gradeflow.benchmarks import Competition
+from gradeflow.benchmarks.engineering import Blend
+from gradeflow.errors import DataError, Fault, GraderError, ProviderError, SettingsError
+from gradeflow.llm import ScriptedClient
+from gradeflow.params import Params
+from gradeflow.redact import REDACTED
+from gradeflow.sandbox import Sandbox
+from support.chat_server import ChatServer
+
+SHIPPED = Path(__file__).parents[1] / "params.yaml"
+OPTIMUM = str(Blend.make(seed=0).optimum())
+CONCLUDE = "<Inference>it is written</Inference><Conclusion>done</Conclusion>"
+ENUMERATE = r"""
+import csv, harness, itertools, json, re
+
+text = json.load(open("problem.json"))["en_question"]
+items = [[float(part) for part in found] for found in re.findall(
+    r"- [^:]+: ([\d.]+) USD a sack, (\d+) g protein and (\d+) g fibre per kg, (\d+) sacks", text)]
+sacks, protein, fibre = [int(re.search(pattern, text)[1]) for pattern in (
+    r"exactly (\d+) sacks", r"at least (\d+) g protein", r"most (\d+) g fibre")]
+best = min(
+    sum(count * item[0] for count, item in zip(plan, items))
+    for plan in itertools.product(*(range(int(item[3]) + 1) for item in items))
+    if sum(plan) == sacks
+    and sum(count * item[1] for count, item in zip(plan, items)) >= protein * sacks
+    and sum(count * item[2] for count, item in zip(plan, items)) <= fibre * sacks
+)
+with open(harness.inputs["submission"], "w", newline="") as file:
+    csv.writer(file).writerows([("id", "answer"), ("builtin-blending", f"@cost[{best:.2f}]")])
+print("lowest cost", round(best, 2))
+"""
+
+
+def experiment(code: str) -> str:
+    return f"<Experiment>```python\n{code}\n```</Experiment>"
+
+
+def submit(text: str) -> str:
+    return experiment(f"import harness\nopen(harness.inputs['submission'], 'w').write({text!r})")
+
+
+def settings(tmp_path: Path, **overrides: str) -> Params:
+    return params.load(
+        SHIPPED,
+        {
+            "solve.log_path": str(tmp_path / "results"),
+            "solve.memory_mb": "1024",
+            "solve.sandbox_timeout_s": "30",
+            "tracking.experiment": tmp_path.name,
+            **overrides,
+        },
+    )
+
+
+@pytest.fixture
+def blending(tmp_path: Path) -> Competition:
+    made = benchmarks.competition("engineering", "builtin-blending", tmp_path / "data")
+    made.prepare()
+    return made
+
+
+def attempted(tmp_path: Path, competition: Competition, replies: Sequence[str | Exception], **more: object) -> Attempt:
+    chosen = settings(tmp_path)
+
+    async def run() -> Attempt:
+        sandbox = Sandbox(chosen.sandbox)
+        try:
+            return await solve_task(competition, ScriptedClient(replies), sandbox, chosen.solve, **more)
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(run())
+
+
+def metadata(tmp_path: Path) -> dict:
+    (path,) = (tmp_path / "results").glob("modeling_run_*/artifacts/telemetry/run_metadata.json")
+    return json.loads(path.read_text())
+
+
+def results(tmp_path: Path) -> dict[str, str]:
+    (path,) = (tmp_path / "results" / "scientific_on_engineering").iterdir()
+    assert re.fullmatch(r"engineering_results_\d{8}_\d{6}\.csv", path.name)
+    with path.open(newline="") as file:
+        (line,) = csv.DictReader(file)
+    return line
+
+
+def test_a_scripted_solver_wins_the_built_in_task(tmp_path: Path, blending: Competition) -> None:
+    attempt = attempted(tmp_path, blending, [experiment(ENUMERATE), CONCLUDE])
+    assert (attempt.report.score, attempt.report.gold_medal, attempt.episode.success) == (1.0, True, True)
+    assert attempt.submission is not None
+    assert attempt.submission.parent == tmp_path / "results"
+    assert re.fullmatch(r"submission_builtin-blending_[0-9a-f]{6}\.csv", attempt.submission.name)
+    assert attempt.submission.read_bytes() == (attempt.workspace.sandbox / attempt.submission.name).read_bytes()
+
+
+def test_a_solved_task_leaves_this_tree(tmp_path: Path, blending: Competition) -> None:
+    attempt = attempted(tmp_path, blending, [experiment(ENUMERATE), CONCLUDE])
+    found = (path.relative_to(tmp_path / "results").as_posix() for path in (tmp_path / "results").rglob("*"))
+    assert sorted(re.sub(r"[0-9a-f]{32}|_[0-9a-f]{8}(?=/|$)|_[0-9a-f]{6}(?=\.)", "#", name) for name in found) == [
+        "modeling_run_builtin_blending#",
+        "modeling_run_builtin_blending#/artifacts",
+        "modeling_run_builtin_blending#/artifacts/sandbox_scripts",
+        "modeling_run_builtin_blending#/artifacts/sandbox_scripts/_sandbox_script_#.py",
+        "modeling_run_builtin_blending#/artifacts/telemetry",
+        "modeling_run_builtin_blending#/artifacts/telemetry/conversation.jsonl",
+        "modeling_run_builtin_blending#/artifacts/telemetry/grade_reports.jsonl",
+        "modeling_run_builtin_blending#/artifacts/telemetry/llm_calls.jsonl",
+        "modeling_run_builtin_blending#/artifacts/telemetry/run_metadata.json",
+        "modeling_run_builtin_blending#/artifacts/telemetry/sandbox_runs.jsonl",
+        "modeling_run_builtin_blending#/candidates",
+        "modeling_run_builtin_blending#/candidates/submission_builtin-blending#.csv",
+        "modeling_run_builtin_blending#/logs",
+        "modeling_run_builtin_blending#/sandbox",
+        "modeling_run_builtin_blending#/sandbox/problem.json",
+        "modeling_run_builtin_blending#/sandbox/sample_submission.csv",
+        "modeling_run_builtin_blending#/sandbox/submission_builtin-blending#.csv",
+        "modeling_run_builtin_blending#/state",
+        "submission_builtin-blending#.csv",
+    ]
+    assert not any(path.is_symlink() for path in attempt.workspace.run_dir.rglob("*"))
+
+
+def test_submitting_the_sample_loses(tmp_path: Path, blending: Competition) -> None:
+    code = "import harness, shutil\nshutil.copy('sample_submission.csv', harness.inputs['submission'])"
+    report = attempted(tmp_path, blending, [experiment(code), CONCLUDE]).report
+    assert (report.score, report.any_medal, report.valid_submission) == (0.0, False, True)
+
+
+def test_an_invalid_submission_has_no_score(tmp_path: Path, blending: Competition) -> None:
+    attempt = attempted(tmp_path, blending, [submit("id,answer\nbuiltin-blending,about 300\n"), CONCLUDE])
+    report = attempt.report
+    assert (report.score, report.submission_exists, report.valid_submission) == (None, True, False)
+    assert "solve/score" not in solve.metrics(attempt)
+    assert "invalid submission" in solve.summary(attempt)
+
+
+@pytest.mark.parametrize("reply", [CONCLUDE, experiment(ENUMERATE + "\n1 / 0")])
+def test_nothing_is_graded_where_no_experiment_ended_well(tmp_path: Path, blending: Competition, reply: str) -> None:
+    attempt = attempted(tmp_path, blending, [reply, CONCLUDE])
+    assert (attempt.episode.success, attempt.submission) == (False, None)
+    assert (attempt.report.score, attempt.report.submission_exists) == (None, False)
+
+
+def test_the_metadata_holds_the_keys_of_both_originals(tmp_path: Path, blending: Competition) -> None:
+    attempted(tmp_path, blending, [experiment(ENUMERATE), CONCLUDE], snapshot={"executor": {"api_key": "secret"}})
+    kept = metadata(tmp_path)
+    assert set(kept) == {
+        *(
+            "schema_version",
+            "run_name",
+            "workspace_dir",
+            "workflow",
+            "parameters",
+            "benchmark",
+            "task",
+            "task_context",
+        ),
+        *("timeline", "summary", "config_snapshot", "search_tree", "detail_files", "grading"),
+    }
+    assert set(kept["task"]) == {"task_id", "task_type", "payload", "benchmark", "prompt"}
+    assert set(kept["task_context"]) == {"description", "io_instructions", "data_dir", "expected_output_path"}
+    assert set(kept["summary"]) == {
+        *(
+            "result",
+            "success",
+            "total_cost",
+            "usage",
+            "cost_per_token",
+            "llm_call_count",
+            "sandbox_run_count",
+        ),
+        *("final_code", "final_code_path", "best_node_id", "best_path_node_ids"),
+        *("num_turns", "output_exists", "grade_score"),
+    }
+    assert set(kept["timeline"]) == {"started_at_utc", "ended_at_utc", "duration_seconds"}
+    assert kept["timeline"]["ended_at_utc"].endswith("Z")
+    assert set(kept["grading"]) == {"timestamp_utc", "submission_path", "error_message", "report"}
+    assert len(kept["grading"]["report"]) == 16
+    assert (kept["summary"]["grade_score"], kept["summary"]["success"], kept["summary"]["num_turns"]) == (
+        1.0,
+        True,
+        2,
+    )
+    assert kept["config_snapshot"] == {"executor": {"api_key": REDACTED}}
+
+
+def test_no_file_that_is_kept_tells_a_secret(tmp_path: Path, blending: Competition) -> None:
+    secret = "correct-horse-battery"
+    attempted(tmp_path, blending, [f"my key is {secret}", CONCLUDE], secrets=[secret])
+    kept = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert len(kept) > 3
+    assert not any(secret in path.read_text() for path in kept)
+
+
+def test_a_provider_that_breaks_down_is_a_fault_with_no_score(tmp_path: Path, blending: Competition) -> None:
+    with pytest.raises(ProviderError):
+        attempted(tmp_path, blending, [experiment(ENUMERATE), ProviderError("no connection", cause="unreachable")])
+    kept = metadata(tmp_path)
+    assert (kept["summary"]["fault"], kept["summary"]["grade_score"]) == ("unreachable", None)
+    assert kept["grading"] == {"error_message": "no connection", "report": None}
+
+
+def test_a_grader_that_crashes_is_a_fault_with_no_score(tmp_path: Path, blending: Competition) -> None:
+    broken = replace(blending, grader=replace(blending.grader, grade_fn=lambda _submission, _answers: 1 / 0))
+    with pytest.raises(GraderError):
+        attempted(tmp_path, broken, [experiment(ENUMERATE), CONCLUDE])
+    assert metadata(tmp_path)["summary"]["fault"] == "grader_crashed"
+
+
+def turns(*replies: str) -> Callable[[list[dict[str, str]]], str]:
+    """Reply by the number of replies that the conversation holds."""
+    return lambda messages: replies[sum(message["role"] == "assistant" for message in messages)]
+
+
+def endpoint(url: str, **more: str) -> dict[str, str]:
+    return {
+        "executor.url": url,
+        "executor.model": "stand-in",
+        "executor.no_proxy": "true",
+        "executor.retries": "0",
+    } | more
+
+
+def test_solve_runs_from_endpoint_to_tracked_grade(
+    tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ChatServer(turns(experiment(ENUMERATE), CONCLUDE)) as server:
+        chosen = settings(
+            tmp_path,
+            **endpoint(server.url, **{"executor.output_cost": "1000", "solve.benchmark": "engineeringbench"}),
+        )
+        solve.main(chosen, task="builtin-blending")
+    assert "builtin-blending: score 1, gold medal, 2 turns" in capsys.readouterr().out
+    run_id = tracking.find_stage("solve")
+    assert run_id is not None
+    measured = tracking.read_metrics(run_id)
+    assert (measured["solve/score"], measured["solve/any_medal"], measured["solve/turns"]) == (1.0, 1.0, 2.0)
+    assert measured["solve/cost"] == pytest.approx(measured["solve/completion_tokens"] / 1000)
+    tags = tracking.read_tags(run_id)
+    assert (tags[solve.TASK], tags[solve.BENCHMARK], tags[solve.MODEL]) == (
+        "builtin-blending",
+        "engineering",
+        "stand-in",
+    )
+    kept = tracking.download_artifact(run_id, "artifacts/telemetry/run_metadata.json", tmp_path / "kept")
+    assert json.loads(kept.read_text())["summary"]["grade_score"] == 1.0
+    line = results(tmp_path)
+    assert tuple(line) == solve.COLUMNS
+    assert Path(line.pop("submission_path")).read_text().splitlines() == [
+        "id,answer",
+        f"builtin-blending,@cost[{OPTIMUM}]",
+    ]
+    assert line == {
+        "competition_id": "builtin-blending",
+        "answers_path": "",
+        "score": "1.0",
+        "cost": str(measured["solve/cost"]),
+        "gold_medal": "True",
+        "silver_medal": "False",
+        "bronze_medal": "False",
+        "above_median": "True",
+        "submission_exists": "True",
+        "valid_submission": "True",
+        "error_message": "",
+    }
+
+
+def test_an_endpoint_that_breaks_down_leaves_a_row_without_a_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ChatServer(faults=["503"]) as server, pytest.raises(Fault):
+        solve.main(settings(tmp_path, **endpoint(server.url)))
+    line = results(tmp_path)
+    assert (line["score"], line["valid_submission"]) == ("", "")
+    assert "stand-in" in line["error_message"]
+    assert tracking.find_stage("solve") is None
+
+
+def test_replies_in_a_file_stand_in_for_a_model(tmp_path: Path, store: Path) -> None:
+    replies = tmp_path / "replies.json"
+    replies.write_text(json.dumps([CONCLUDE]))
+    solve.main(settings(tmp_path), scripted=str(replies))
+    line = results(tmp_path)
+    assert (line["score"], line["submission_exists"]) == ("", "False")
+    assert line["error_message"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]"])
+def test_a_script_must_be_a_list_of_texts(tmp_path: Path, text: str) -> None:
+    (tmp_path / "replies.json").write_text(text)
+    with pytest.raises(DataError, match=r"replies\.json"):
+        solve.main(settings(tmp_path), scripted=str(tmp_path / "replies.json"))
+
+
+def test_the_embedded_model_is_not_asked_to_model(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"executor\.url is 'local'.*executor\.model"):
+        solve.main(settings(tmp_path))
+
+
+@pytest.mark.parametrize("task", ["../x", "no-such", "builtin-blending/../../x"])
+def test_an_unknown_task_is_named(tmp_path: Path, task: str) -> None:
+    with pytest.raises(SettingsError, match=r"solve\.task is .* engineering has builtin-blending"):
+        solve.main(settings(tmp_path, **endpoint("http://127.0.0.1:9/v1")), task=task)
+    assert not (tmp_path / "results").exists()
+
+
+def test_results_never_replace_others(tmp_path: Path) -> None:
+    chosen = settings(tmp_path).solve
+    written = {solve.write_results(chosen, {"competition_id": str(number)}) for number in range(4)}
+    assert len(written) == 4
+    assert sorted(path.read_text().splitlines()[1][0] for path in written) == ["0", "1", "2", "3"]
+
+
+def test_an_experiment_has_processor_time_for_all_its_seconds(tmp_path: Path) -> None:
+    assert solve.limits(settings(tmp_path, **{"solve.sandbox_timeout_s": "600.5"})).cpu_s == 601
+    assert solve.limits(settings(tmp_path, **{"sandbox.cpu_s": "70"})).cpu_s == 70

@@ -1,0 +1,126 @@
+"""Training, validation and evaluation with the real trainer, harness, sandbox and store, on a tiny base.
+
+A named stand-in answers the operators: it is right when it is simply asked, and says nonsense when it is to think.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from gradeflow import adapter, dataset, evaluate, jsonl, tracking, train_grpo
+from gradeflow.params import Params
+from gradeflow.types import Sample
+from support import tiny
+from support.chat_server import ChatServer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # torch, TRL and lm-eval warn in many ways, none of them ours
+]
+SMALL = {
+    "train__max_steps": 2,
+    "train__eval_every": 1,
+    "train__prompts_per_step": 4,
+    "train__group_size": 4,
+    "train__val_samples": 8,
+    "train__trace_rollouts": 1,
+    "train__warmup_steps": 0,
+    "executor__model": "stand-in",
+    "judge__model": "stand-in",
+}
+
+
+def answer(messages: list[dict[str, str]]) -> str:
+    """The executor's part: right for plain questions about turns and words, wrong in all other ways of asking."""
+    asked = messages[-1]["content"]
+    if "Candidate: <<<" in asked:
+        return "<true_false>False</true_false>"
+    if not asked.startswith("Answer the question."):
+        return "nonsense"
+    known = {one.problem: one for split in dataset.NAMES for one in dataset.read(split).examples}
+    return known[asked.partition("\n\n")[2]].ground_truth
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Params, str]]:
+    """A project folder, its settings and the id of a finished training run."""
+    folder = tmp_path_factory.mktemp("project")
+    tiny.project(folder)
+    with pytest.MonkeyPatch.context() as patch, ChatServer(answer) as server:
+        patch.chdir(folder)
+        settings = tiny.settings(folder, taught=True, executor__url=server.url, judge__url=server.url, **SMALL)
+        train_grpo.main(settings)
+        run = tracking.find_stage("train_grpo")
+        assert run is not None
+        yield folder, settings, run
+
+
+@pytest.fixture(autouse=True)
+def _there(trained: tuple[Path, Params, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained[0])
+    tracking.connect(trained[1].tracking, trained[0])
+
+
+def points(run: str, name: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in mlflow.MlflowClient().get_metric_history(run, name)]
+
+
+def test_every_step_is_in_mlflow_under_the_names_that_users_know(trained: tuple[Path, Params, str]) -> None:
+    _, _, run = trained
+    for name in ("train/loss", "train/accuracy", "train/avg_reward", "train/kl_div", "rollouts/valid_share"):
+        assert [step for step, _ in points(run, name)] == [1, 2]
+    assert [step for step, _ in points(run, "val_accuracy")] == [0, 1, 2]
+
+
+def test_the_run_names_data_base_and_scorer(trained: tuple[Path, Params, str]) -> None:
+    _, _, run = trained
+    assert set(tracking.read_datasets(run)) == {"train_mixed.jsonl", "val_mixed.jsonl"}
+    tags = tracking.read_tags(run)
+    assert {"gradeflow.base.digest", "gradeflow.scorer.version", "gradeflow.adapter.digest"} <= set(tags)
+
+
+def test_tables_and_traces_show_rollouts(trained: tuple[Path, Params, str]) -> None:
+    _, _, run = trained
+    names = [file.path for file in mlflow.MlflowClient().list_artifacts(run, "rollouts")]
+    assert names == ["rollouts/step_000001.json", "rollouts/step_000002.json"]
+    experiment = mlflow.get_run(run).info.experiment_id
+    found = mlflow.search_traces(locations=[experiment], return_type="list")
+    found = [trace for trace in found if trace.info.trace_metadata["mlflow.sourceRun"] == run]
+    assert len(found) == 2
+
+
+def test_the_result_is_a_whole_adapter_that_names_its_base(trained: tuple[Path, Params, str], tmp_path: Path) -> None:
+    _, settings, run = trained
+    folder = tracking.download_artifact(run, "adapter", tmp_path)
+    facts = adapter.validate(folder)
+    assert facts.rank == settings.train.lora.rank
+    assert facts.digest == tracking.read_tags(run)["gradeflow.adapter.digest"]
+    assert "/" not in adapter.read_config(folder)["base_model_name_or_path"]
+
+
+def test_the_same_training_is_not_done_twice(
+    trained: tuple[Path, Params, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, settings, run = trained
+    train_grpo.main(settings)
+    assert f"reused run {run}" in capsys.readouterr().out
+
+
+def test_evaluation_agrees_with_validation_item_by_item(trained: tuple[Path, Params, str], tmp_path: Path) -> None:
+    """One adapter, one split: lm-eval's path and the trainer's must give every sample the same grade."""
+    _, settings, run = trained
+    same = settings.model_copy(
+        update={"evaluate": settings.evaluate.model_copy(update={"split": "validation", "limit": 8})}
+    )
+    evaluate.main(same)
+    found = tracking.find_stage("evaluate")
+    assert found is not None
+    digest = tracking.read_tags(run)["gradeflow.adapter.digest"]
+    step = int(tracking.read_tags(run)["gradeflow.adapter.step"])
+    file = tracking.download_artifact(found, f"samples/{digest[:12]}.jsonl", tmp_path)
+    evaluated = [Sample.from_row(row) for row in jsonl.read(file)]
+    table = mlflow.artifacts.load_dict(f"runs:/{run}/validation/step_{step:06d}.json")
+    validated = [Sample.from_row(dict(zip(table["columns"], row, strict=True))) for row in table["data"]]
+    assert evaluated == validated
+    assert len(evaluated) == 8
