@@ -20,7 +20,7 @@ FACTS = (
     ("School", "{x} studied by {p}.", "Where did {x} study?"),
     ("Holiday", "{x} rests outside {p}.", "Where does {x} rest?"),
 )
-PARAGRAPHS = 4
+PARAGRAPHS = 3
 
 
 def make(rng: random.Random) -> Row:
