@@ -4,6 +4,7 @@ A named stand-in answers the operators: it is right when it is simply asked, and
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import mlflow
@@ -124,3 +125,11 @@ def test_evaluation_agrees_with_validation_item_by_item(trained: tuple[Path, Par
     validated = [Sample.from_row(dict(zip(table["columns"], row, strict=True))) for row in table["data"]]
     assert evaluated == validated
     assert len(evaluated) == 8
+
+
+def test_questions_without_a_score_are_no_accuracy_of_zero() -> None:
+    sample = Sample("id", "digest", "places", "text", "return 1", None, None, "", valid=False, fault="unreachable")
+    assert not {"val_accuracy", "val_avg_correctness"} & set(train_grpo.validation_metrics([sample], 0.0))
+    assert "workflow/base/accuracy" not in evaluate.metrics({"base": [sample]})
+    right = replace(sample, score=1.0, fault=None)
+    assert train_grpo.validation_metrics([sample, right], 0.0)["val_accuracy"] == 1.0

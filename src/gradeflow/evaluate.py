@@ -158,7 +158,8 @@ def metrics(samples: Mapping[str, Sequence[Sample]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, own in samples.items():
         said = summary(own)
-        found[f"workflow/{name}/accuracy"] = said["accuracy"] or 0.0
+        if said["accuracy"] is not None:
+            found[f"workflow/{name}/accuracy"] = said["accuracy"]
         found[f"workflow/{name}/valid_share"] = said["valid_share"]
         found[f"workflow/{name}/unscored"] = float(said["unscored"])
         found |= {f"workflow/{name}/accuracy_{kind}": value for kind, value in said["by_kind"].items()}
@@ -173,5 +174,11 @@ def show(samples: Mapping[str, Sequence[Sample]], digest: str) -> None:
         said = summary(own)
         kinds = [f"{said['by_kind'][kind]:.1%}" if kind in said["by_kind"] else "-" for kind in KINDS]
         low, high = said["interval"]
-        table.add_row(name, *kinds, f"{said['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", f"{said['valid_share']:.1%}")
+        table.add_row(
+            name,
+            *kinds,
+            "-" if said["accuracy"] is None else f"{said['accuracy']:.1%}",
+            f"{low:.1%} to {high:.1%}",
+            f"{said['valid_share']:.1%}",
+        )
     Console().print(table)

@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gradeflow import digest, jsonl, sources
+from gradeflow.dataset import NAMES
 from gradeflow.errors import DataError
 from gradeflow.params import Mix, Params
 from gradeflow.types import Example, Split
 
 # What a duplicate in two splits is kept for: held-out questions win over training rows.
 ORDER: tuple[Split, ...] = ("test", "validation", "train")
-FILES: Mapping[Split, str] = {
-    "train": "train_mixed.jsonl",
-    "validation": "val_mixed.jsonl",
-    "test": "test_mixed.jsonl",
-}
 # How the statistics call the splits.
 SHORT: Mapping[Split, str] = {"train": "train", "validation": "val", "test": "test"}
 Pools = dict[Split, dict[str, list[Example]]]
@@ -39,11 +35,11 @@ def main(params: Params, *, raw: Path, out: Path) -> None:
         "test": settings.target_test_size,
     }
     chosen = {split: draw(pools[split], size, settings, split) for split, size in sizes.items()}
-    for split, name in FILES.items():
+    for split, name in NAMES.items():
         jsonl.write(out / name, (example.to_row() for example in chosen[split]))
     report = statistics(chosen, pools, dropped, settings)
     (out / "dataset_stats.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    for split, name in FILES.items():
+    for split, name in NAMES.items():
         types = Counter(example.problem_type for example in chosen[split])
         print(f"{out / name}: {len(chosen[split])} rows", dict(sorted(types.items())))
 
@@ -54,8 +50,8 @@ def load(name: str, path: Path) -> list[tuple[Split, Example]]:
     found: list[tuple[Split, Example]] = []
     for number, row in enumerate(jsonl.read(path), start=1):
         split = row.pop("split", None)
-        if split not in FILES:
-            raise DataError(f"{path}, line {number}: field split: {split!r} is none of {', '.join(FILES)}")
+        if split not in NAMES:
+            raise DataError(f"{path}, line {number}: field split: {split!r} is none of {', '.join(NAMES)}")
         try:
             found.append((split, convert(row)))
         except DataError as error:

@@ -138,6 +138,12 @@ class Watcher:
         metrics = validation_metrics(samples, statistics.fmean(one.cost for one in graded))
         self.run.log_metrics(metrics, step=number)
         self.run.log_table(f"validation/step_{number:06d}.json", [sample.to_row() for sample in samples])
+        if "val_accuracy" not in metrics:
+            raise loop.TooManyFaults(
+                f"step {number}: no validation question has a score ({_counts(s.fault for s in samples)}). When "
+                "executor, judge and sandbox answer again, the same command goes on from the last checkpoint",
+                cause="validation",
+            )
         self.progress.console.print(
             f"step {number}: validation accuracy {metrics['val_accuracy']:.1%}, valid {metrics['val_success_rate']:.1%}"
         )
@@ -167,6 +173,8 @@ class Watcher:
         score, number = best
         folder = self.folder / "best"
         facts = adapter.validate(folder, self.identity)
+        self.course.model.load_adapter(str(folder), "best")
+        self.course.model.set_adapter("best")
         adapter.prove_alive(self.course.model, adapter.default_probes(len(self.course.tokenizer)))
         result = self.folder / "adapter"
         shutil.rmtree(result, ignore_errors=True)
@@ -227,16 +235,17 @@ def step_metrics(
 
 
 def validation_metrics(samples: Sequence[Sample], cost: float) -> dict[str, float]:
+    """Figures of one validation; without a single score there is no accuracy, rather than one of 0."""
     scored = [sample for sample in samples if sample.score is not None]
     scores = [sample.score or 0.0 for sample in scored]
     metrics = {
-        "val_accuracy": statistics.fmean(scores) if scores else 0.0,
         "val_num_correct": float(sum(score == 1 for score in scores)),
         "val_num_total": float(len(samples)),
-        "val_avg_correctness": statistics.fmean(scores) if scores else 0.0,
         "val_avg_cost": cost,
         "val_success_rate": _share(sample.valid for sample in samples),
     }
+    if scores:
+        metrics |= {"val_accuracy": statistics.fmean(scores), "val_avg_correctness": statistics.fmean(scores)}
     for kind in sorted({sample.kind for sample in scored}):
         metrics[f"val_accuracy_{kind}"] = statistics.fmean(s.score or 0.0 for s in scored if s.kind == kind)
     return metrics
