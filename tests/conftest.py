@@ -1,6 +1,9 @@
-"""What more than one test file needs: a real MLflow store in a temporary folder."""
+"""What more than one test file needs: a real MLflow store in a temporary folder, and a disk that is soon full."""
 
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +26,19 @@ def store(_store_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(_store_folder)
     tracking.connect(SETTINGS, _store_folder)
     return _store_folder
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder that holds 1 MiB and not a byte more. Only root may mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("a small disk needs the program mount")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

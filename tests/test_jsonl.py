@@ -1,4 +1,7 @@
 import gzip
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,7 @@ def test_gzipped_files_are_read(tmp_path: Path) -> None:
         (b'{"a": 1}\n\xff\n', "line 2: not UTF-8 at byte 0"),
         (b"[1]\n", "line 1: expected an object, found list"),
         (b"<html>\n", "line 1: not JSON"),
+        (b"[" * 100_000, "line 1: not JSON: nested too deeply"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, content: bytes, said: str) -> None:
@@ -56,3 +60,28 @@ def test_a_failed_write_leaves_the_good_file_alone(tmp_path: Path) -> None:
         jsonl.write(path, rows())
     assert list(jsonl.read(path)) == [{"good": True}]
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_a_full_disk_leaves_the_good_file_alone(small_disk: Path) -> None:
+    path = small_disk / "rows.jsonl"
+    jsonl.write(path, [{"good": True}])
+    with pytest.raises(DataError, match=r"rows\.jsonl: cannot be written.*No space left on device; free some space"):
+        jsonl.write(path, ({"text": "x" * 1000} for _ in range(2000)))
+    assert list(jsonl.read(path)) == [{"good": True}]
+    assert [file.name for file in small_disk.iterdir()] == ["rows.jsonl"]
+
+
+def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"rows\.jsonl: cannot be written, and is as it was: "):
+        jsonl.write(tmp_path / "file" / "rows.jsonl", [])
+
+
+def test_what_a_killed_process_has_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    living = f".rows.jsonl.{os.getppid()}.part"
+    for name in (f".rows.jsonl.{ended.pid}.part", living, ".other.jsonl.part"):
+        (tmp_path / name).touch()
+    jsonl.write(tmp_path / "rows.jsonl", [])
+    assert {file.name for file in tmp_path.iterdir()} == {"rows.jsonl", living, ".other.jsonl.part"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradeflow import params
-from gradeflow.errors import ProviderError, SettingsError, SetupError
+from gradeflow.errors import DataError, ProviderError, SettingsError, SetupError
 from gradeflow.llm import LocalClient, OpenAIClient, Reply, ScriptedClient, connect
 from gradeflow.prompt import user
 from support.chat_server import ChatServer
@@ -352,8 +352,8 @@ def test_equal_greedy_questions_are_generated_once(small_model: Path) -> None:
     rows: list[int] = []
 
     async def work(client: LocalClient) -> None:
-        decode = client._generator.decode
-        client._generator.decode = lambda *given: rows.append(len(given[0])) or decode(*given)
+        reply = client._generator.reply
+        client._generator.reply = lambda requests: rows.append(len(requests)) or reply(requests)
         first = await chats(["abc"] * 5)(client)
         later = await chats(["abc"], seed=9)(client)
         assert len({reply.text for reply in [*first, *later]}) == 1
@@ -408,7 +408,7 @@ def test_a_script_replies_in_order_and_keeps_what_it_was_asked() -> None:
     assert _run(client.chat(user("first"))).text == "one"
     with pytest.raises(ProviderError):
         _run(client.chat(user("second")))
-    with pytest.raises(LookupError, match="ends after 2"):
+    with pytest.raises(DataError, match="ends after 2"):
         _run(client.chat(user("third")))
     assert [call[0]["content"] for call in client.calls] == ["first", "second", "third"]
 

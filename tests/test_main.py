@@ -89,7 +89,18 @@ def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(cli, "run", full)
     status, error = ended(["base"], capsys)
     assert status == 1
-    assert "models/x: No space left on device" in error
+    assert error == (
+        "gradeflow: models/x: No space left on device; free some space; nothing was put in place of a good file\n"
+    )
+
+
+def test_an_error_that_the_machine_is_not_to_blame_for_shows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: list[str]) -> None:
+        raise OSError(2, "No such file or directory", "models/x")
+
+    monkeypatch.setattr(cli, "run", broken)
+    with pytest.raises(FileNotFoundError):
+        cli.main(["base"])
 
 
 def test_a_setting_that_is_refused_says_what_was_expected() -> None:

@@ -101,7 +101,8 @@ def test_a_row_without_split_is_refused(tmp_path: Path) -> None:
         mix.load("gsm8k", raw(tmp_path, [{"question": "How many?", "answer": "#### 1"}]))
 
 
-def test_the_stage_writes_the_same_bytes_twice_and_statistics_in_the_original_s_form(tmp_path: Path) -> None:
+def project(**changes: object) -> params.Params:
+    """Settings that mix 50 rows of gsm8k."""
     tree = params.load(Path(__file__).parents[1] / "params.yaml").model_dump()
     tree["mix"] |= {
         "weights": {"gsm8k": 1},
@@ -109,9 +110,40 @@ def test_the_stage_writes_the_same_bytes_twice_and_statistics_in_the_original_s_
         "target_train_size": 50,
         "target_val_size": 5,
         "target_test_size": 5,
+        **changes,
     }
     tree["fetch"] = {"gsm8k": {"files": {"train": "x"}}}
-    settings = params.validate(tree)
+    return params.validate(tree)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, r"gsm8k\.jsonl: no such file; `dvc repro` makes it anew"),
+        (b'{"question": "How many?", "ans', r"gsm8k\.jsonl, line 1: not JSON.*cut off.*; `dvc repro` makes it anew"),
+        (b"", "no train rows to draw: mix.type_ratios names math; the train rows of gsm8k are none"),
+    ],
+)
+def test_a_raw_file_that_is_missing_cut_off_or_empty_leaves_the_mixed_files_alone(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    if content is not None:
+        (tmp_path / "gsm8k.jsonl").write_bytes(content)
+    out = tmp_path / "mixed"
+    jsonl.write(out / "train_mixed.jsonl", [{"good": True}])
+    with pytest.raises(DataError, match=said):
+        mix.main(project(), raw=tmp_path, out=out)
+    assert {file.name: list(jsonl.read(file)) for file in out.iterdir()} == {"train_mixed.jsonl": [{"good": True}]}
+
+
+def test_types_that_no_source_has_are_no_empty_set(tmp_path: Path) -> None:
+    raw(tmp_path, [row(number) for number in range(100)])
+    with pytest.raises(DataError, match="type_ratios names qa; the train rows of gsm8k are math"):
+        mix.main(project(type_ratios={"qa": 1}), raw=tmp_path, out=tmp_path / "mixed")
+
+
+def test_the_stage_writes_the_same_bytes_twice_and_statistics_in_the_original_s_form(tmp_path: Path) -> None:
+    settings = project()
     rows = [row(number) for number in range(100)] + [row(1000 + number, "test") for number in range(10)]
     raw(tmp_path, rows)
     for name in ("one", "two"):

@@ -15,6 +15,7 @@ SHIPPED = Path(__file__).parents[1] / "params.yaml"
 
 # Lines that the tests spoil, whatever values are shipped; `base` may have train's learning rate, and comes before it.
 LEARNING_RATE = re.findall(r"^  learning_rate: .*$", SHIPPED.read_text(), re.MULTILINE)[-1]
+(GROUP_SIZE,) = re.findall(r"^  group_size: .*$", SHIPPED.read_text(), re.MULTILINE)
 (TARGETS,) = re.findall(r"target_modules: \[.*\]", SHIPPED.read_text())
 
 
@@ -83,7 +84,7 @@ def test_every_setting_says_what_it_is() -> None:
             "  no_proxy: perhaps",
             "executor.no_proxy is 'perhaps'; expected a valid boolean",
         ),
-        ("  group_size: 8", "  group_size: 1", "train.group_size is 1; expected greater than or equal to 2"),
+        (GROUP_SIZE, "  group_size: 1", "train.group_size is 1; expected greater than or equal to 2"),
         ("  top_p: 1.0", "  top_p: 1.5", "executor.top_p is 1.5; expected less than or equal to 1"),
         (
             LEARNING_RATE,
@@ -109,6 +110,9 @@ def test_every_setting_says_what_it_is() -> None:
             "target_modules: []",
             "train.lora.target_modules is []; expected",
         ),
+        ("math: 0.25, code: 0.25, qa: 0.5", "", "mix.type_ratios is {}; expected"),
+        ("\nmix:\n", "\nmix: 3\nmax:\n", "mix is 3; expected a section with settings"),
+        ("\nmix:\n", "\n2020-01-01: 1\nmix:\n", "2020-01-01 is a name; expected text there"),
         ("  max_turns: 3\n", "", "solve.max_turns: missing, and every setting must be there"),
         (
             'tracking:\n  uri: ""\n  experiment: gradeflow\n',
@@ -154,6 +158,13 @@ def test_all_wrong_settings_are_told_at_once_one_a_line(write: Callable[..., Pat
     with pytest.raises(SettingsError) as caught:
         params.load(path)
     assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_misspelt_setting_is_told_once_and_not_as_missing_too(write: Callable[..., Path]) -> None:
+    path = write("  max_turns: 3", "  max_turn: 3")
+    with pytest.raises(SettingsError) as caught:
+        params.load(path)
+    assert str(caught.value) == f"{path}: solve.max_turn: no such setting; did you mean solve.max_turns?"
 
 
 @pytest.mark.parametrize("text", ["1e-5", "1.0e-5", "0.00001", "1E-5"])
@@ -235,19 +246,36 @@ def test_a_missing_file_says_where_to_run(tmp_path: Path) -> None:
         params.load(tmp_path / "params.yaml")
 
 
-@pytest.mark.parametrize(("content", "found"), [(b"", "NoneType"), (b"- a\n- b\n", "list"), (b"text", "str")])
+@pytest.mark.parametrize(
+    ("content", "found"), [(b"", "nothing"), (b"# all\n", "nothing"), (b"- a\n- b\n", "list"), (b"text", "str")]
+)
 def test_what_is_no_mapping_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "params.yaml"
     path.write_bytes(content)
-    with pytest.raises(SettingsError, match=f"expected a mapping of sections, found {found}"):
+    with pytest.raises(SettingsError, match=rf"expected a mapping of sections \(fetch, mix, .*\), found {found}"):
         params.load(path)
 
 
-def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"train: \xff\xfe\n", "not UTF-8 at byte 7; save it as UTF-8"),
+        (b"train: \x00\n", "not valid YAML: unacceptable character"),
+        (b"train: " + b"[" * 2000, "not valid YAML: nested too deeply"),
+    ],
+)
+def test_what_is_no_text_is_refused_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "params.yaml"
-    path.write_bytes(b"train: \xff\xfe\n")
-    with pytest.raises(SettingsError, match="not valid YAML"):
+    path.write_bytes(content)
+    with pytest.raises(SettingsError) as caught:
         params.load(path)
+    assert str(caught.value).startswith(f"{path}: {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"{tmp_path}: cannot be read: Is a directory"):
+        params.load(tmp_path)
 
 
 def test_settings_do_not_change_once_read() -> None:

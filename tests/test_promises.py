@@ -29,8 +29,11 @@ def test_params_yaml_fits_the_schema_and_every_source_exists() -> None:
 
 
 @pytest.mark.parametrize("profile", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_profile_names_only_known_sections(profile: Path) -> None:
-    assert set(YAML.load(profile.read_text())) <= set(params.Params.model_fields)
+def test_every_profile_names_only_known_sections_and_datasets(profile: Path) -> None:
+    tree = YAML.load(profile.read_text())
+    assert set(tree) <= set(params.Params.model_fields)
+    for name in {*tree.get("fetch", {}), *tree.get("mix", {}).get("weights", {})}:
+        sources.load(name)
 
 
 def test_every_entry_point_of_mlproject_is_a_command() -> None:
@@ -48,6 +51,15 @@ def test_every_stage_of_dvc_yaml_is_a_command_with_its_inputs() -> None:
         command = stage.get("do", stage)["cmd"].replace("${key}", "places").split()[2:]
         assert command[0] == name
         cli.parse(name, cli.COMMANDS[name], command[1:])
+
+
+def test_without_params_yaml_dvc_names_the_file(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    dvc = [sys.executable, "-m", "dvc"]
+    subprocess.run([*dvc, "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
+    done = subprocess.run([*dvc, "repro"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "'params.yaml' does not exist" in done.stderr
 
 
 def test_dvc_lock_belongs_to_this_code_and_these_settings() -> None:

@@ -103,7 +103,7 @@ def test_an_adapter_that_beats_the_base_becomes_champion_with_its_lineage(
 ) -> None:
     run_id = world.evaluation(30, (1, 80))
     promote.main(settings)
-    assert "Promoted: better than the champion: +50.0% over 100 questions" in capsys.readouterr().out
+    assert "Promoted over the base: a difference of +50.0% over 100 questions" in capsys.readouterr().out
     assert world.aliases() == {"candidate": 1, "challenger": None, "champion": 1, "previous": None}
     champion = registry.get_alias(settings.promote.model, "champion")
     assert champion
@@ -126,6 +126,23 @@ def test_the_decision_is_a_run_with_numbers_report_and_plot(world: World, settin
     assert tracking.download_artifact(run_id, "differences.png", tmp_path).stat().st_size > 1000
 
 
+def test_a_version_says_what_was_decided_about_it_and_in_which_run(world: World, settings: Params) -> None:
+    import mlflow
+
+    world.evaluation(30, (1, 80))
+    promote.main(settings)
+    first = tracking.find_stage("promote")
+    world.evaluation(30, (2, 75))
+    promote.main(settings)
+    second = tracking.find_stage("promote")
+    said = [
+        mlflow.MlflowClient().get_model_version(settings.promote.model, str(number)).description for number in (1, 2)
+    ]
+    assert said[0].startswith("Promoted over the base: a difference of +50.0% over 100 questions, p = ")
+    assert said[1].startswith("Not promoted over the champion: a difference of -5.0% is below the least that counts")
+    assert [one.rpartition(" Run ")[2] for one in said] == [f"{first}.", f"{second}."]
+
+
 def test_promoting_the_champion_again_promotes_nothing(
     world: World, settings: Params, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,8 +161,10 @@ def test_an_adapter_no_better_than_the_base_stays_a_challenger_and_is_told_why(
 ) -> None:
     world.evaluation(30, (1, 31))
     promote.main(settings)
-    out = capsys.readouterr().out
-    assert "Not promoted: a difference of +1.0% is below the least that counts, 2.0%; the difference may be" in out
+    why = (
+        "Not promoted over the base: a difference of +1.0% is below the least that counts, 2.0%; the difference may be"
+    )
+    assert why in capsys.readouterr().out
     assert world.aliases() == {"candidate": 1, "challenger": 1, "champion": None, "previous": None}
     promote.main(settings)
     assert "Decided before, in run" in capsys.readouterr().out

@@ -105,10 +105,19 @@ def test_a_changed_file_in_the_store_is_never_handed_out(run_id: str, store: Pat
     assert names(tmp_path / "cache") == []
 
 
+def test_a_registered_model_says_what_it_holds_and_what_its_aliases_mean(run_id: str, tmp_path: Path) -> None:
+    import mlflow
+
+    register(files(tmp_path / "a"), run_id, "about")
+    register(files(tmp_path / "b", "other"), run_id, "about", digest="e" * 64)
+    said = mlflow.MlflowClient().get_registered_model("about").description
+    assert all(f"`{alias}`" in said for alias in ("champion", "previous", "candidate", "challenger"))
+
+
 def test_descriptions_grow_line_by_line(run_id: str, tmp_path: Path) -> None:
     import mlflow
 
     version = register(files(tmp_path / "a"), run_id, "described")
-    registry.describe(version, "first")
-    registry.describe(version, "second")
+    for line in ("first", "second", "first"):
+        registry.describe(version, line)
     assert mlflow.MlflowClient().get_model_version("described", "1").description == "first\n\nsecond"

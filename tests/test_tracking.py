@@ -1,8 +1,10 @@
 import json
 import os
+import random
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,10 @@ pytestmark = [
 ]
 
 
-def client() -> Any:
+def client(uri: str | None = None) -> Any:
     import mlflow
 
-    return mlflow.MlflowClient()
+    return mlflow.MlflowClient(uri)
 
 
 def status(run_id: str) -> str:
@@ -66,10 +68,74 @@ def test_a_file_that_is_no_database_is_left_as_it_was(store: Path, tmp_path: Pat
     assert (tmp_path / "mlflow.db").read_text() == "plain text " * 500
 
 
+def test_a_password_in_the_address_of_a_store_is_not_printed(store: Path) -> None:
+    with pytest.raises(TrackingError, match="no MLflow server answers") as caught:
+        tracking.connect(params.Tracking(uri="http://user:geheim123@127.0.0.1:9", experiment="x"), store)
+    assert "geheim123" not in str(caught.value)
+
+
+def test_a_store_without_room_is_told_in_one_line(store: Path, small_disk: Path) -> None:
+    settings = params.Tracking(uri=f"sqlite:///{small_disk}/mlflow.db", experiment="x")
+    tracking.connect(settings, store)
+    with (small_disk / "fill").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    with pytest.raises(TrackingError) as caught, tracking.start_run("full", {}):
+        pass
+    assert str(caught.value) == (
+        f"{settings.uri}: (sqlite3.OperationalError) database or disk is full. "
+        "Free some space, or set tracking.uri to a store elsewhere"
+    )
+
+
+def test_a_server_that_goes_away_is_told_in_one_line(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stage() -> None:
+        with tracking.start_run("gone", {}) as run:
+            monkeypatch.setattr(run, "_client", client("http://127.0.0.1:9"))
+            run.set_tags({"a": "b"})
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(TrackingError, match="no MLflow server answers there"):
+        stage()
+
+
+def test_ctrl_c_is_not_held_up_by_a_server_that_is_gone(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stage() -> None:
+        with tracking.start_run("gone", {}) as run:
+            monkeypatch.setattr(run, "_client", client("http://127.0.0.1:9"))
+            run.log_metrics({"a": 1.0})
+            raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        stage()
+    assert time.monotonic() - started < 10
+
+
+def test_a_server_that_is_gone_is_given_up_within_half_a_minute(store: Path) -> None:
+    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR as FACTOR
+    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_BACKOFF_JITTER as JITTER
+    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES as RETRIES
+
+    waits = [FACTOR.get() * 2**number + JITTER.get() for number in range(RETRIES.get())]
+    assert RETRIES.get() > 0
+    assert sum(waits) < 30
+
+
 def test_a_deleted_experiment_is_named_with_the_way_back(store: Path) -> None:
     client().delete_experiment(client().create_experiment("deleted"))
     with pytest.raises(TrackingError, match=r"experiment deleted is deleted.*mlflow experiments restore -x"):
         tracking.connect(params.Tracking(uri="", experiment="deleted"), store)
+
+
+def test_runs_of_one_stage_have_names_that_tell_them_apart(store: Path) -> None:
+    with tracking.start_run("named", {}) as run:
+        pass
+    tracking.note_reuse("named", run.id, chain="later")
+    names = [
+        found.info.run_name for found in client().search_runs([run.experiment], "tags.`gradeflow.stage` = 'named'")
+    ]
+    assert names == [f"named {run.id[:8]} (reused)", f"named {run.id[:8]}"]
 
 
 def test_settings_become_flat_params(store: Path) -> None:
@@ -277,7 +343,7 @@ def rollout() -> Rollout:
 
 def test_a_rollout_becomes_a_trace_of_spans_with_its_score(store: Path) -> None:
     with tracking.start_run("trace", {}) as run:
-        run.log_rollout_trace(rollout())
+        run.log_rollout_trace(rollout(), 5)
     (trace,) = client().search_traces(locations=[run.experiment], run_id=run.id)
     spans = {span.name: span for span in trace.data.spans}
     assert spans["rollout"].parent_id is None
@@ -289,13 +355,24 @@ def test_a_rollout_becomes_a_trace_of_spans_with_its_score(store: Path) -> None:
     assert trace.info.token_usage == {"input_tokens": 40, "output_tokens": 25, "total_tokens": 65}
     (score,) = trace.info.assessments
     assert (score.name, score.value, score.source.source_id) == ("score", 1.0, "number")
+    assert (trace.info.tags["kind"], trace.info.tags["step"]) == ("math", "5")
+
+
+def test_runs_with_the_same_seed_keep_their_own_traces_and_draw_the_same_numbers(store: Path) -> None:
+    with tracking.start_run("seeded", {}) as run:
+        traces, numbers = set(), set()
+        for _ in range(2):
+            random.seed(0)
+            traces.add(run.log_rollout_trace(rollout(), 5))
+            numbers.add(random.random())
+    assert (len(traces), len(numbers)) == (2, 1)
 
 
 def test_an_abstention_is_no_score_in_a_trace(store: Path) -> None:
     unscored = replace(rollout(), sample=replace(rollout().sample, score=None, by="", fault="judge_down"))
     with tracking.start_run("abstained", {}) as run:
-        run.log_rollout_trace(unscored)
-        run.log_rollout_trace(replace(unscored, events=()))
+        run.log_rollout_trace(unscored, 5)
+        run.log_rollout_trace(replace(unscored, events=()), 5)
     traces = client().search_traces(locations=[run.experiment], run_id=run.id)
     assert [trace.info.assessments[0].value for trace in traces] == [None, None]
     assert {trace.info.assessments[0].error.error_code for trace in traces} == {"judge_down"}

@@ -11,6 +11,7 @@ import mlflow
 import pytest
 
 from gradeflow import adapter, dataset, evaluate, jsonl, tracking, train_grpo
+from gradeflow.errors import ProviderError
 from gradeflow.params import Params
 from gradeflow.types import Sample
 from support import tiny
@@ -33,14 +34,15 @@ SMALL = {
 
 
 def answer(messages: list[dict[str, str]]) -> str:
-    """The executor's part: right for plain questions about turns and words, wrong in all other ways of asking."""
+    """The executor's part: right for plain questions, with or without reasoning, wrong where code is asked for."""
     asked = messages[-1]["content"]
     if "Candidate: <<<" in asked:
         return "<true_false>False</true_false>"
-    if not asked.startswith("Answer the question."):
+    examples = (example for split in dataset.NAMES for example in dataset.read(split).examples)
+    example = next((example for example in examples if example.problem in asked), None)
+    if example is None or "solve()" in asked or "complete Python function" in asked:
         return "nonsense"
-    known = {one.problem: one for split in dataset.NAMES for one in dataset.read(split).examples}
-    return known[asked.partition("\n\n")[2]].ground_truth
+    return f"<answer>{example.ground_truth}</answer>" if "<answer>" in asked else example.ground_truth
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +127,56 @@ def test_evaluation_agrees_with_validation_item_by_item(trained: tuple[Path, Par
     validated = [Sample.from_row(dict(zip(table["columns"], row, strict=True))) for row in table["data"]]
     assert evaluated == validated
     assert len(evaluated) == 8
+
+
+def test_an_executor_that_is_not_there_is_named_before_a_run_is_opened(trained: tuple[Path, Params, str]) -> None:
+    _, settings, _ = trained
+    gone = settings.executor.model_copy(update={"url": "http://127.0.0.1:9/v1", "retries": 0})
+    before = len(mlflow.search_runs(output_format="list", search_all_experiments=True))
+    with pytest.raises(ProviderError, match=r"^executor: stand-in at http://127\.0\.0\.1:9/v1: unreachable"):
+        train_grpo.main(settings.model_copy(update={"executor": gone}))
+    assert len(mlflow.search_runs(output_format="list", search_all_experiments=True)) == before
+
+
+def test_training_that_was_cut_off_goes_on_and_leaves_no_checkpoint_without_validation(
+    trained: tuple[Path, Params, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off while it validates the last checkpoint, and again while it writes one: both are mended."""
+    _, settings, _ = trained
+    other = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": 5})})
+    validate = train_grpo.Watcher.validate
+
+    def cut_off(watcher: train_grpo.Watcher, number: int) -> float:
+        if number == 2:
+            raise KeyboardInterrupt
+        return validate(watcher, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_grpo.Watcher, "validate", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            train_grpo.main(other)
+    (run,) = mlflow.search_runs(
+        filter_string="attributes.status = 'KILLED'", output_format="list", search_all_experiments=True
+    )
+    half = Path("runs/train_grpo") / run.info.run_id / "checkpoints" / "checkpoint-3"
+    half.mkdir()
+    (half / "optimizer.pt").write_bytes(b"half")
+    train_grpo.main(other)
+    assert mlflow.get_run(run.info.run_id).info.status == "FINISHED"
+    assert [step for step, _ in points(run.info.run_id, "val_accuracy")] == [0, 1, 2]
+    assert [step for step, _ in points(run.info.run_id, "train/loss")] == [1, 2]
+    assert not half.exists()
+
+
+def test_what_did_not_happen_in_a_step_counts_zero() -> None:
+    right = Sample("id", "digest", "places", "text", "code", "x", 1.0, "exact", valid=True, operators=("Custom",))
+    wrong = replace(right, score=0.0, by="failure", failure="syntax", operators=())
+    first, second = (
+        train_grpo.step_metrics(1, {}, samples, 1.0, ["Custom", "Programmer"]) for samples in ([right], [right, wrong])
+    )
+    assert first.keys() == second.keys()
+    assert (first["failures/syntax"], second["failures/syntax"], second["failures/timeout"]) == (0, 1, 0)
+    assert (first["operators/Custom"], second["operators/Custom"], second["operators/Programmer"]) == (1, 0.5, 0)
 
 
 def test_questions_without_a_score_are_no_accuracy_of_zero() -> None:

@@ -3,14 +3,25 @@
 import argparse
 import errno
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gradeflow import disk
 from gradeflow.errors import GradeflowError, SettingsError
+
+# What the user's disk or permissions are to blame for; any other OSError is a bug, and shows where.
+OF_THE_MACHINE = disk.FULL | {
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EIO,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +120,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on where it was", 130)
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}:
+        if error.errno not in OF_THE_MACHINE:
             raise
-        fail(
-            f"{error.filename or Path.cwd()}: {os.strerror(error.errno)}; nothing was put in place of a good file",
-            1,
-        )
+        fail(f"{error.filename or Path.cwd()}: {disk.said(error)}; nothing was put in place of a good file", 1)
 
 
 def fail(message: str, status: int) -> None:

@@ -20,11 +20,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gradeflow import fingerprint, models, sources, tracking
+from gradeflow import disk, fingerprint, models, readiness, sources, tracking
 from gradeflow.embedded import curriculum, teach
 from gradeflow.embedded.recipe import recipe
 from gradeflow.errors import JudgeError
 from gradeflow.grpo.environment import WorkflowEnvironment
+from gradeflow.grpo.loop import TooManyFaults
 from gradeflow.grpo.sample import complete, policy_prompts
 from gradeflow.judge import Judge
 from gradeflow.params import Params
@@ -51,18 +52,21 @@ def main(params: Params) -> None:
         tracking.note_reuse("base", done)
         print(f"base: nothing has changed; reused {folder}")
         return
-    with tracking.start_run("base", params.model_dump(mode="json"), fingerprint=mark) as run:
-        run.set_tags({"gradeflow.base.name": identity.name, "gradeflow.base.digest": identity.digest})
-        if not there:
-            make(params, folder, run)
-        with models.leaving_room(), asyncio.Runner() as runner:
-            environment = WorkflowEnvironment(params)
-            try:
-                found = measure(params, environment, runner)
-            finally:
-                runner.run(environment.close())
-        run.log_metrics(found)
-        show(found)
+    with asyncio.Runner() as runner:
+        runner.run(readiness.check(params.sandbox, {"executor": params.executor, "judge": params.judge}))
+        with tracking.start_run("base", params.model_dump(mode="json"), fingerprint=mark) as run:
+            run.set_tags({"gradeflow.base.name": identity.name, "gradeflow.base.digest": identity.digest})
+            if not there:
+                with disk.watched(params.base.folder):
+                    make(params, folder, run)
+            with models.leaving_room():
+                environment = WorkflowEnvironment(params)
+                try:
+                    found = measure(params, environment, runner)
+                finally:
+                    runner.run(environment.close())
+            run.log_metrics(found)
+            show(found)
     print(f"base: {folder}")
 
 
@@ -168,6 +172,13 @@ async def _as_judge(environment: WorkflowEnvironment, count: int) -> dict[str, f
 
 def _accuracies(name: str, samples: Sequence[Sample]) -> dict[str, float]:
     scored = [sample for sample in samples if sample.score is not None]
+    if lacking := set(KINDS) - {sample.kind for sample in scored}:
+        faults = Counter(sample.fault for sample in samples if sample.fault)
+        raise TooManyFaults(
+            f"{name}: no question about {', '.join(sorted(lacking))} has a score ({dict(faults)}); when executor, "
+            "judge and sandbox answer again, the same command measures anew",
+            cause="measure",
+        )
     by_kind = {
         f"{name}/{kind}": statistics.fmean(sample.score or 0.0 for sample in scored if sample.kind == kind)
         for kind in KINDS

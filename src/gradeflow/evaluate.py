@@ -9,6 +9,7 @@ import json
 import shutil
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from gradeflow import adapter as adapters
-from gradeflow import dataset, fingerprint, gate, jsonl, lineage, models, prompt, registry, tracking
+from gradeflow import dataset, fingerprint, gate, jsonl, lineage, models, prompt, readiness, registry, tracking
 from gradeflow.adapter import BaseIdentity
 from gradeflow.dataset import Dataset
 from gradeflow.errors import AdapterError
 from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.harness import WorkflowTask, run_harness
+from gradeflow.grpo.loop import TooManyFaults
 from gradeflow.params import Params
 from gradeflow.types import KINDS, Sample
 from gradeflow.workflow import fixed
@@ -43,6 +45,7 @@ def main(params: Params, *, adapter: str = "") -> None:
         print(f"evaluate: nothing has changed; reused run {done}")
         return
     chain = tracking.read_tags(training_run).get(tracking.CHAIN) if training_run else None
+    asyncio.run(readiness.check(params.sandbox, {"executor": params.executor, "judge": params.judge}))
     with (
         tracking.start_run("evaluate", params.model_dump(mode="json"), fingerprint=mark, chain=chain) as run,
         tempfile.TemporaryDirectory() as scratch,
@@ -53,6 +56,7 @@ def main(params: Params, *, adapter: str = "") -> None:
         environment = WorkflowEnvironment(params)
         try:
             samples, raw = measure(params, folder, data, environment, runner)
+            require_scores(samples, environment.needs)
         finally:
             runner.run(environment.close())
         out = Path(scratch)
@@ -94,6 +98,22 @@ def measure(
         graded = runner.run(environment.grade_all(pairs))
         samples[f"fixed_{operator}"] = [one.sample for one in graded]
     return samples, raw
+
+
+def require_scores(samples: Mapping[str, Sequence[Sample]], needs: str) -> None:
+    """An evaluation in which something has no score at all is none.
+
+    Raises:
+        TooManyFaults: saying which, and why.
+    """
+    for name, found in samples.items():
+        if all(sample.score is None for sample in found):
+            faults = dict(Counter(sample.fault for sample in found))
+            raise TooManyFaults(
+                f"{name}: no question has a score ({faults}); when {needs} answer again, the same command "
+                "evaluates anew",
+                cause="evaluation",
+            )
 
 
 def write(
@@ -167,18 +187,22 @@ def metrics(samples: Mapping[str, Sequence[Sample]]) -> dict[str, float]:
 
 
 def show(samples: Mapping[str, Sequence[Sample]], digest: str) -> None:
+    """A table that fits into 80 columns: accuracy by kind and in all, its 95 % interval, the share of valid ones."""
     table = Table(title=f"accuracy on the held-out split, adapter {digest[:12]}")
-    for column in ("", *KINDS, "all", "95 % interval", "valid"):
-        table.add_column(column, justify="right" if column else "left")
+    for column in ("", *KINDS, "all", "95 %", "valid"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, own in samples.items():
-        said = summary(own)
-        kinds = [f"{said['by_kind'][kind]:.1%}" if kind in said["by_kind"] else "-" for kind in KINDS]
-        low, high = said["interval"]
-        table.add_row(
-            name,
-            *kinds,
-            "-" if said["accuracy"] is None else f"{said['accuracy']:.1%}",
-            f"{low:.1%} to {high:.1%}",
-            f"{said['valid_share']:.1%}",
-        )
+        table.add_row(name.removeprefix("fixed_"), *cells(summary(own)))
     Console().print(table)
+
+
+def cells(said: Mapping[str, Any]) -> list[str]:
+    """A `summary` as the cells of such a table; what has no score is a dash."""
+    shares = [said["by_kind"].get(kind) for kind in KINDS]
+    low, high = said["interval"]
+    return [
+        *("-" if share is None else f"{share:.0%}" for share in shares),
+        "-" if said["accuracy"] is None else f"{said['accuracy']:.1%}",
+        f"{100 * low:.0f}-{100 * high:.0f}",
+        f"{said['valid_share']:.0%}",
+    ]

@@ -1,15 +1,16 @@
 """Fetch one dataset into a JSONL file: rows in the format it is published in, each with its `split`."""
 
+import contextlib
 import hashlib
 import itertools
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from rich.progress import DownloadColumn, Progress, track
+from rich.progress import DownloadColumn, Progress
 
-from gradeflow import jsonl, sources
+from gradeflow import disk, jsonl, sources
 from gradeflow.errors import DataError, SettingsError
 from gradeflow.params import Params, Source
 from gradeflow.types import Split
@@ -22,25 +23,38 @@ def main(params: Params, *, dataset: str, out: Path) -> None:
     if dataset not in params.fetch:
         raise SettingsError(f"fetch.{dataset}: not in params.yaml; there are: {', '.join(params.fetch)}")
     settings = params.fetch[dataset]
+    sources.load(dataset)  # says which there are
     rows = from_files(dataset, settings) if settings.files else from_maker(dataset, settings)
     total = None if settings.files else settings.train + settings.validation + settings.test
-    count = jsonl.write(out, track(rows, description=f"fetch {dataset}", total=total))
+    with Progress() as progress, contextlib.closing(rows):
+        count = jsonl.write(out, progress.track(rows, description=f"fetch {dataset}", total=total))
     print(f"{out}: {count} rows")
 
 
-def from_maker(dataset: str, settings: Source) -> Iterator[dict[str, Any]]:
+def from_maker(dataset: str, settings: Source) -> Generator[dict[str, Any]]:
     for split in get_args(Split):
         yield from itertools.islice(sources.made_rows(dataset, split, settings.seed), getattr(settings, split))
 
 
-def from_files(dataset: str, settings: Source) -> Iterator[dict[str, Any]]:
+def from_files(dataset: str, settings: Source) -> Generator[dict[str, Any]]:
     convert = sources.load(dataset).example
     with tempfile.TemporaryDirectory() as scratch:
         for split, address in settings.files.items():
             path = _local(address, Path(scratch), settings.sha256.get(split))
-            for number, row in enumerate(jsonl.read(path), start=1):
+            number = 0
+            for number, row in enumerate(_rows(path, address), start=1):
                 _check(convert, row, f"{address}, row {number}")
                 yield {**row, "split": split}
+            if not number:
+                raise DataError(f"{address}: holds no rows; check fetch.{dataset}.files.{split}")
+
+
+def _rows(path: Path, address: str) -> Iterator[dict[str, Any]]:
+    """What the file holds; what is wrong with it is told of its address, since the download is gone by then."""
+    try:
+        yield from jsonl.read(path)
+    except DataError as error:
+        raise DataError(str(error).replace(str(path), address, 1)) from None
 
 
 def _check(convert: Any, row: Mapping[str, Any], where: str) -> None:
@@ -77,9 +91,13 @@ def _download(url: str, scratch: Path) -> Path:
         except (httpx.TransportError, httpx.InvalidURL) as error:
             if attempt >= TRIES or isinstance(error, httpx.InvalidURL):
                 raise DataError(
-                    f"{url}: not reached after {attempt} tries ({type(error).__name__}: {error}). "
+                    f"{url}: not fetched in {attempt} tries ({type(error).__name__}: {error}). "
                     "Without a network, set the file's path in fetch.<dataset>.files"
                 ) from None
+        except OSError as error:
+            raise DataError(
+                f"{url}: cannot be kept in {scratch}: {disk.said(error)}, or set TMPDIR to another folder"
+            ) from None
         else:
             return path
     raise AssertionError

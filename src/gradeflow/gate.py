@@ -106,7 +106,7 @@ def decide(
     reached = f"{difference:+.1%} over {n} questions, p = {p_value:.2g} (at most {policy.alpha:g})"
     return Decision(
         promote=not against,
-        reasons=against or (f"better than the champion: {reached}",),
+        reasons=against or (f"a difference of {reached}",),
         n=n,
         mean_challenger=_mean(first),
         mean_champion=_mean(second),

@@ -1,12 +1,14 @@
 """JSON Lines: read with the line named when one is bad, written so that no half file is ever taken for a whole one."""
 
+import contextlib
 import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from gradeflow import disk
 from gradeflow.errors import DataError
 
 
@@ -25,7 +27,8 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, EOFError) as error:
-        raise DataError(f"{path}, after line {number}: cannot be read: {error}") from None
+        said = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}, after line {number}: cannot be read: {said}") from None
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
@@ -36,6 +39,8 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         cut = "" if line.endswith(b"\n") else " (the file seems cut off)"
         raise DataError(f"{path}, line {number}: not JSON: {error.msg}{cut}") from None
+    except RecursionError:
+        raise DataError(f"{path}, line {number}: not JSON: nested too deeply") from None
     if not isinstance(value, dict):
         raise DataError(f"{path}, line {number}: expected an object, found {type(value).__name__}")
     return value
@@ -43,19 +48,43 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write rows beside `path` and move them into place when the last is on disk; returns how many."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     count = 0
+    with whole(path) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, separators=(", ", ": ")) + "\n")
+            count += 1
+    return count
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[TextIO]:
+    """A file to write that takes the place of `path` when all of it is on disk, or not at all.
+
+    Raises:
+        DataError: it cannot be written; what was there before is untouched.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path)
         with part.open("w", encoding="utf-8", newline="\n") as file:
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False, separators=(", ", ": ")) + "\n")
-                count += 1
+            yield file
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise DataError(f"{path}: cannot be written, and is as it was: {disk.said(error)}") from None
     finally:
-        part.unlink(missing_ok=True)
-    return count
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed processes have left of their attempts."""
+    for part in path.parent.glob(f".{path.name}.*.part"):
+        try:
+            os.kill(int(part.name.split(".")[-2]), 0)
+        except ProcessLookupError:
+            part.unlink(missing_ok=True)
+        except (OSError, ValueError):
+            continue

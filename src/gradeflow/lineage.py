@@ -77,5 +77,5 @@ def dvc_lock_digests(root: Path) -> dict[str, str]:
         lock: Any = ruamel.yaml.YAML(typ="safe", pure=True).load(file.read_text(encoding="utf-8"))
         outputs = [output for stage in lock["stages"].values() for output in stage.get("outs", [])]
         return {str(output["path"]): str(output["md5"]) for output in outputs}
-    except (YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (YAMLError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PromotionError(f"{file}: not a dvc.lock: {' '.join(str(error).split())}. Run `dvc repro`") from None

@@ -10,13 +10,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from gradeflow import digest, params
-from gradeflow.errors import ProviderError, SettingsError, SetupError
+from gradeflow.decode import Choose, decode, end_ids, greedy, sampler
+from gradeflow.errors import DataError, ProviderError, SettingsError, SetupError
 from gradeflow.prompt import Message
 from gradeflow.redact import redact
 
@@ -409,16 +410,14 @@ class LocalClient:
 
 
 class _Generator:
-    """Batches of requests through a causal LM. Not for use by two threads at once.
-
-    The loop over `model.forward` writes into a cache of the final size and drops rows that have ended;
-    `model.generate` copies its cache for every token and carries ended rows to the end.
-    """
+    """Batches of requests through a causal LM. Not for use by two threads at once."""
 
     def __init__(self, folder: Path, top_p: float) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         if not (folder / "config.json").is_file():
             raise SetupError(f"{folder}: no model here; `gradeflow base` makes the embedded one")
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -431,9 +430,7 @@ class _Generator:
         self._model = model.to("cuda" if on_gpu else "cpu").eval()
         self._top_p = top_p
         self._random = random.Random()
-        ends = self._model.generation_config.eos_token_id
-        ends = self._tokenizer.eos_token_id if ends is None else ends
-        self._ends: list[int] = ends if isinstance(ends, list) else [ends]
+        self._ends = end_ids(self._model, self._tokenizer)
         self._context: int = self._model.config.max_position_embeddings
 
     def reply(self, requests: Sequence[_Request]) -> list[_Generated]:
@@ -446,11 +443,9 @@ class _Generator:
         replies = [_Generated("", len(prompt), 0, "refused") for prompt in prompts]
         if not fitting:
             return replies
-        completions = self.decode(
-            [prompts[index] for index in fitting],
-            [rooms[index] for index in fitting],
-            [requests[index] for index in fitting],
-        )
+        left = [rooms[index] for index in fitting]
+        choose = self._chooser([requests[index] for index in fitting], max(left))
+        completions = decode(self._model, [prompts[index] for index in fitting], left, self._ends, choose)
         for index, tokens in zip(fitting, completions, strict=True):
             replies[index] = self._generated(len(prompts[index]), tokens)
         return replies
@@ -468,113 +463,22 @@ class _Generator:
         text = self._tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True)
         return _Generated(text, prompt_tokens, len(tokens), "stop" if ended else "length")
 
-    def decode(
-        self, prompts: Sequence[list[int]], rooms: Sequence[int], requests: Sequence[_Request]
-    ) -> list[list[int]]:
-        """Up to `rooms` tokens for each prompt, the one that ends it included."""
-        import torch
-
-        device, width, longest = self._model.device, max(map(len, prompts)), max(rooms)
-        padded = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
-        seen = [[0] * (width - len(prompt)) + [1] * (len(prompt) + longest) for prompt in prompts]
-        tokens, mask = torch.tensor(padded, device=device), torch.tensor(seen, device=device)
-        positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
-        room, ends = torch.tensor(rooms, device=device), torch.tensor(self._ends, device=device)
-        choose = self._chooser(requests, longest)
-        rows = torch.arange(len(prompts), device=device)
-        running = torch.ones_like(rows, dtype=torch.bool)
-        written = torch.zeros(len(prompts), longest, dtype=torch.long, device=device)
-        lengths = torch.zeros_like(rows)
-        kept = _cache(self._model.config, width + longest)
-        with torch.inference_mode():
-            for step in range(longest):
-                logits = self._model(
-                    input_ids=tokens,
-                    attention_mask=mask[:, : width + step],
-                    position_ids=positions,
-                    past_key_values=kept,
-                    use_cache=True,
-                    logits_to_keep=1,
-                ).logits[:, -1]
-                chosen = choose(logits, rows, step)
-                written[rows, step] = chosen
-                lengths[rows] += running
-                running = running & ~torch.isin(chosen, ends) & (room[rows] > step + 1)
-                left = int(running.sum())
-                if not left:
-                    break
-                tokens, positions = chosen[:, None], positions[:, -1:] + 1
-                if left <= len(rows) * 3 // 4:
-                    still = running.nonzero()[:, 0]
-                    kept.batch_select_indices(still)
-                    rows, mask, running = rows[still], mask[still], running[still]
-                    tokens, positions = tokens[still], positions[still]
-        return [row[:length] for row, length in zip(written.tolist(), lengths.tolist(), strict=True)]
-
-    def _chooser(self, requests: Sequence[_Request], longest: int) -> Callable[[Any, Any, int], Any]:
-        """Picks a token for each row: the likeliest, or from its nucleus by its own random numbers."""
+    def _chooser(self, requests: Sequence[_Request], longest: int) -> Choose:
+        """Each row draws by its own random numbers, so that a seeded reply does not depend on its neighbours."""
         import torch
 
         if not any(request.temperature for request in requests):
-            return lambda logits, _rows, _step: logits.argmax(-1)
+            return greedy
+        temperatures = torch.tensor([request.temperature for request in requests])
+        draws = torch.stack([self._draws(request, longest) for request in requests])
         device = self._model.device
-        heat = torch.tensor([request.temperature for request in requests], device=device)
-        draws = torch.stack([self._draws(request, longest) for request in requests]).to(device)
-
-        def choose(logits: Any, rows: Any, step: int) -> Any:
-            warm = heat[rows, None]
-            shares, order = (logits.float() / warm.clamp(min=1e-4)).softmax(-1).sort(-1, descending=True)
-            shares = shares.where(shares.cumsum(-1) - shares < self._top_p, 0.0).cumsum(-1)
-            place = torch.searchsorted(shares, draws[rows, step, None] * shares[:, -1:], right=True)
-            sampled = order.gather(-1, place.clamp(max=shares.shape[-1] - 1))
-            return sampled.where(warm > 0, logits.argmax(-1, keepdim=True))[:, 0]
-
-        return choose
+        return sampler(temperatures.to(device), draws.to(device), self._top_p)
 
     def _draws(self, request: _Request, longest: int) -> Any:
         import torch
 
         seed = self._random.getrandbits(63) if request.seed is None else request.seed
         return torch.rand(longest, generator=torch.Generator().manual_seed(seed))
-
-
-def _cache(config: Any, room: int) -> Any:
-    from transformers.cache_utils import DynamicCache, DynamicLayer
-
-    kept = DynamicCache(config=config)
-    kept.layers = [_roomy_layer()(room) if type(layer) is DynamicLayer else layer for layer in kept.layers]
-    return kept
-
-
-@cache
-def _roomy_layer() -> Any:
-    from transformers.cache_utils import DynamicLayer
-
-    class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers' __init_subclass__
-        """Keys and values are views of buffers made once, so that a token is written without a copy."""
-
-        def __init__(self, room: int) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self._room = room
-            self._length = 0
-
-        def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-            rows, heads, length, width = key_states.shape
-            if not self.is_initialized:
-                self.lazy_initialization(key_states, value_states)
-                self._keys = key_states.new_empty(rows, heads, self._room, width)
-                self._values = value_states.new_empty(rows, heads, self._room, value_states.shape[-1])
-            start, self._length = self._length, self._length + length
-            self._keys[:, :, start : self._length] = key_states
-            self._values[:, :, start : self._length] = value_states
-            self.keys, self.values = self._keys[:, :, : self._length], self._values[:, :, : self._length]
-            return self.keys, self.values
-
-        def batch_select_indices(self, indices: Any) -> None:
-            self._keys, self._values = self._keys[indices], self._values[indices]
-            self.keys, self.values = self._keys[:, :, : self._length], self._values[:, :, : self._length]
-
-    return RoomyLayer
 
 
 @dataclass(slots=True)
@@ -607,5 +511,5 @@ class ScriptedClient:
     def _next(self, replies: Sequence[str | Reply | Exception]) -> str | Reply | Exception:
         asked = len(self.calls)
         if asked > len(replies):
-            raise LookupError(f"the script ends after {asked - 1} replies, and was asked for one more")
+            raise DataError(f"the script ends after {asked - 1} replies, and was asked for one more")
         return replies[asked - 1]

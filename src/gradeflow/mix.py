@@ -7,7 +7,7 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +35,37 @@ def main(params: Params, *, raw: Path, out: Path) -> None:
         "test": settings.target_test_size,
     }
     chosen = {split: draw(pools[split], size, settings, split) for split, size in sizes.items()}
+    _require_rows(chosen, loaded, settings, raw)
     for split, name in NAMES.items():
         jsonl.write(out / name, (example.to_row() for example in chosen[split]))
     report = statistics(chosen, pools, dropped, settings)
-    (out / "dataset_stats.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    with jsonl.whole(out / "dataset_stats.json") as file:
+        file.write(json.dumps(report, indent=2) + "\n")
     for split, name in NAMES.items():
         types = Counter(example.problem_type for example in chosen[split])
         print(f"{out / name}: {len(chosen[split])} rows", dict(sorted(types.items())))
+
+
+def _require_rows(
+    chosen: Mapping[Split, Sequence[Example]],
+    loaded: Mapping[str, Sequence[tuple[Split, Example]]],
+    settings: Mix,
+    raw: Path,
+) -> None:
+    for split, examples in chosen.items():
+        if not examples:
+            types = {example.problem_type for rows in loaded.values() for own, example in rows if own == split}
+            raise DataError(
+                f"{raw}: no {split} rows to draw: mix.type_ratios names {', '.join(settings.type_ratios)}; "
+                f"the {split} rows of {', '.join(loaded)} are {', '.join(sorted(types)) or 'none'}"
+            )
 
 
 def load(name: str, path: Path) -> list[tuple[Split, Example]]:
     """The rows of one raw file, converted; a source without validation rows lends a tenth of its training rows."""
     convert = sources.load(name).example
     found: list[tuple[Split, Example]] = []
-    for number, row in enumerate(jsonl.read(path), start=1):
+    for number, row in enumerate(_rows(path), start=1):
         split = row.pop("split", None)
         if split not in NAMES:
             raise DataError(f"{path}, line {number}: field split: {split!r} is none of {', '.join(NAMES)}")
@@ -59,6 +76,13 @@ def load(name: str, path: Path) -> list[tuple[Split, Example]]:
     if any(split == "validation" for split, _ in found):
         return found
     return [("validation" if split == "train" and _tenth(example) else split, example) for split, example in found]
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        yield from jsonl.read(path)
+    except DataError as error:
+        raise DataError(f"{error}; `dvc repro` makes it anew") from None
 
 
 def _tenth(example: Example) -> bool:

@@ -55,10 +55,10 @@ class Source(Section):
 
 class Mix(Section):
     weights: dict[str, Annotated[float, Field(gt=0)]] = setting(
-        "sources to mix and their relative weights within a problem type"
+        "sources to mix and their relative weights within a problem type", min_length=1
     )
     type_ratios: dict[Literal["math", "code", "qa", "mixed"], Annotated[float, Field(gt=0)]] = setting(
-        "share of each problem type"
+        "share of each problem type", min_length=1
     )
     target_train_size: Positive = setting("training rows")
     target_val_size: Positive = setting("validation rows, for choosing checkpoints")
@@ -143,6 +143,7 @@ class Train(Section):
     max_completion_tokens: Positive = setting("longest workflow")
     learning_rate: float = setting("peak learning rate", gt=0, le=1)
     warmup_steps: Count = setting("steps of linear warm-up")
+    lr_schedule: Literal["constant", "linear", "cosine"] = setting("learning rate from warm-up to the last step")
     weight_decay: float = setting("weight decay", ge=0)
     max_grad_norm: float = setting("gradient clipping", gt=0)
     micro_batch: Positive = setting("rollouts in one forward pass; the rest is accumulated")
@@ -238,17 +239,17 @@ def load(path: Path = Path("params.yaml"), overrides: Mapping[str, str] | None =
 
     reader = ruamel.yaml.YAML(typ="safe", pure=True)
     try:
-        tree = reader.load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SettingsError(
-            f"{path}: no such file. Run in the project's folder, or name the file with --params"
-        ) from None
-    except (YAMLError, UnicodeDecodeError) as error:
+        tree = reader.load(_text(path))
+    except YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
-        raise SettingsError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        said = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise SettingsError(f"{path}{line}: not valid YAML: {said}") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: not valid YAML: nested too deeply") from None
     if not isinstance(tree, dict):
-        raise SettingsError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
+        found = "nothing" if tree is None else type(tree).__name__
+        raise SettingsError(f"{path}: expected a mapping of sections ({', '.join(Params.model_fields)}), found {found}")
     for name, text in (overrides or {}).items():
         try:
             value = reader.load(text) if text else ""
@@ -262,11 +263,27 @@ def load(path: Path = Path("params.yaml"), overrides: Mapping[str, str] | None =
     return validate(tree, origin=str(path))
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{path}: no such file. Run in the project's folder, or name the file with --params"
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+
+
 def validate(tree: Mapping[str, Any], origin: str = "params") -> Params:
     try:
         return Params.model_validate(tree)
     except ValidationError as error:
-        raise SettingsError("\n".join(_explain(problem, origin) for problem in error.errors())) from None
+        problems = error.errors()
+        misspelt = {_meant(_keys(problem)) for problem in problems if problem["type"] == "extra_forbidden"}
+        told = [problem for problem in problems if problem["type"] != "missing" or _name(problem) not in misspelt]
+        raise SettingsError("\n".join(_explain(problem, origin) for problem in told)) from None
 
 
 def settings(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
@@ -311,24 +328,40 @@ def _put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
 
 
 def _explain(problem: Any, origin: str) -> str:
-    keys = [str(part) for part in problem["loc"] if part != "[key]"]
-    name = ".".join(keys)
+    name = _name(problem)
     match problem["type"]:
         case "extra_forbidden":
-            siblings = _siblings(keys[:-1])
-            near = difflib.get_close_matches(keys[-1], siblings, n=1)
-            hint = (
-                f"; did you mean {'.'.join([*keys[:-1], near[0]])}?" if near else f"; known here: {', '.join(siblings)}"
-            )
-            return f"{origin}: {name}: no such setting{hint}"
+            keys = _keys(problem)
+            meant = _meant(keys)
+            hint = f"did you mean {meant}?" if meant else f"known here: {', '.join(_siblings(keys[:-1]))}"
+            return f"{origin}: {name}: no such setting; {hint}"
         case "missing":
             return f"{origin}: {name}: missing, and every setting must be there"
+        case "invalid_key":
+            return f"{origin}: {problem['input']} is a name; expected text there, in quotes if it must look like this"
+        case "model_type":
+            return f"{origin}: {name} is {problem['input']!r}; expected a section with settings"
         case "value_error":
             said = problem["msg"].removeprefix("Value error, ")
             return f"{origin}: {name}: {said}" if name else f"{origin}: {said}"
         case _:
             expected = problem["msg"].removeprefix("Input ").removeprefix("should be ")
             return f"{origin}: {name} is {problem['input']!r}; expected {expected}"
+
+
+def _keys(problem: Any) -> list[str]:
+    return [str(part) for part in problem["loc"] if part != "[key]"]
+
+
+def _name(problem: Any) -> str:
+    return ".".join(_keys(problem))
+
+
+def _meant(keys: Sequence[str]) -> str:
+    """The setting that an unknown one is probably a misspelling of; empty where none is like it."""
+    *parents, last = keys
+    near = difflib.get_close_matches(last, _siblings(parents), n=1)
+    return ".".join([*parents, *near]) if near else ""
 
 
 def _siblings(parents: Sequence[str]) -> list[str]:

@@ -89,13 +89,13 @@ def main(params: Params, *, evaluation: str = "", dry_run: bool = False) -> None
     earlier = None if case.decision.promote else tracking.find_run("promote", fingerprint)
     _show(case)
     if dry_run:
-        _say(f"A dry run, nothing was moved; it would have been: {_verdict(case.decision)}")
+        _say(f"A dry run, nothing was moved; it would have been: {_verdict(case)}")
     elif earlier:
         _note_reuse(earlier, dry_run=dry_run)
-        _say(f"Decided before, in run {earlier}. {_verdict(case.decision)}")
+        _say(f"Decided before, in run {earlier}. {_verdict(case)}")
     else:
         _carry_out(case, params, fingerprint)
-        _say(_verdict(case.decision))
+        _say(_verdict(case))
 
 
 def _note_reuse(run_id: str | None, *, dry_run: bool) -> None:
@@ -197,6 +197,7 @@ def _carry_out(case: Case, params: Params, fingerprint: str) -> None:
         run.log_metrics({f"promotion/{name}": value for name, value in _numbers(case.decision).items()})
         run.log_text(_report(case, version), "report.json")
         run.log_figure(_figure(case), "differences.png")
+        registry.describe(version, f"{_verdict(case)} Run {run.id}.")
         if case.decision.promote:
             _crown(version, case, run.id)
         else:
@@ -246,7 +247,6 @@ def _lineage(evaluation: Evaluation, challenger: Evaluated) -> dict[str, str]:
 def _crown(version: Version, case: Case, run_id: str) -> None:
     """The champion's alias moves last: until then the old champion is in place, and a second call goes on."""
     registry.set_tags(version, {lineage.PROMOTION_RUN: run_id})
-    registry.describe(version, f"Promoted by run {run_id}: {case.decision.reasons[0]}")
     if "challenger" in version.aliases:
         registry.delete_alias(version.name, "challenger")
     if case.champion:
@@ -317,8 +317,9 @@ def _show(case: Case) -> None:
     )
 
 
-def _verdict(decision: gate.Decision) -> str:
-    return f"{'Promoted' if decision.promote else 'Not promoted'}: {'; '.join(decision.reasons)}."
+def _verdict(case: Case) -> str:
+    decided = "Promoted" if case.decision.promote else "Not promoted"
+    return f"{decided} over the {case.rival.label}: {'; '.join(case.decision.reasons)}."
 
 
 def _say(what: Any) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradeflow import digest as digests
+from gradeflow import tracking
 from gradeflow.errors import TrackingError
 
 if TYPE_CHECKING:
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 ADAPTER_DIGEST = "gradeflow.adapter.digest"
 FILES = "gradeflow.files"
+ABOUT = """LoRA adapters, a version each, known by the digest of their files. Tags name what a version rests on.
+
+- `champion`: what is served
+- `previous`: the champion before
+- `candidate`: registered last
+- `challenger`: refused last
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,8 @@ def register(folder: Path, name: str, *, digest: str, run_id: str, step: int, ta
     client.log_model_artifacts(model.model_id, str(folder))
     mlflow.finalize_logged_model(model.model_id, "READY")
     client.log_outputs(run_id, models=[LoggedModelOutput(model.model_id, step=step)])
+    if not client.search_registered_models(f"name = '{name}'"):
+        client.create_registered_model(name, description=ABOUT)
     return _version(mlflow.register_model(f"models:/{model.model_id}", name, tags=tags))
 
 
@@ -103,9 +113,11 @@ def set_tags(version: Version, tags: Mapping[str, str]) -> None:
 
 
 def describe(version: Version, line: str) -> None:
-    """Add a line to the version's description."""
+    """Add a line to the version's description, unless it has it."""
     client = _client()
-    before = client.get_model_version(version.name, str(version.version)).description
+    before = client.get_model_version(version.name, str(version.version)).description or ""
+    if line in before:
+        return
     text = f"{before}\n\n{line}" if before else line
     client.update_model_version(version.name, str(version.version), text)
 
@@ -124,7 +136,8 @@ def fetch(version: Version, cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=".fetch-", dir=cache))
     try:
-        mlflow.artifacts.download_artifacts(f"models:/{version.model_id}", dst_path=str(fresh))
+        with tracking.told():
+            mlflow.artifacts.download_artifacts(f"models:/{version.model_id}", dst_path=str(fresh))
         if problems := _problems(version, fresh):
             raise TrackingError(f"{version}: the store's files are not those registered: {', '.join(problems)}")
         shutil.rmtree(folder, ignore_errors=True)
@@ -155,12 +168,13 @@ def _client() -> "mlflow.MlflowClient":
 def _get(ask: Any) -> Version | None:
     from mlflow.exceptions import MlflowException
 
-    try:
-        return _version(ask(_client()))
-    except MlflowException as error:
-        if error.error_code in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
-            return None
-        raise TrackingError(f"the registry does not answer: {' '.join(str(error).split())[:300]}") from error
+    with tracking.told():
+        try:
+            return _version(ask(_client()))
+        except MlflowException as error:
+            if error.error_code in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+                return None
+            raise
 
 
 def _version(found: Any) -> Version:

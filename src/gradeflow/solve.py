@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gradeflow import benchmarks, tracking
+from gradeflow import benchmarks, readiness, tracking
 from gradeflow.attempt import Attempt, solve_task
 from gradeflow.benchmarks import Competition
 from gradeflow.errors import DataError, GradeflowError, SettingsError
@@ -94,6 +94,7 @@ def summary(attempt: Attempt) -> str:
 
 
 async def _attempt(competition: Competition, params: Params, replies: list[str] | None) -> Attempt:
+    await readiness.check(limits(params), {})  # the executor is asked at once anyway
     client: ChatClient = connect(params.executor, None) if replies is None else ScriptedClient(replies)
     sandbox = Sandbox(limits(params))
     try:

@@ -8,6 +8,7 @@ by the stages of one chain), `gradeflow.fingerprint` (what the run's result depe
 
 import json
 import os
+import random
 import re
 import sqlite3
 import subprocess
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gradeflow import params
 from gradeflow.errors import TrackingError
+from gradeflow.redact import redact
 from gradeflow.types import Event, Rollout
 
 if TYPE_CHECKING:
@@ -46,7 +48,9 @@ _QUIET = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
-_FIRST_CONTACT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+# By default MLflow tries for four minutes, in silence, before it says that a server is gone.
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1"}
+_BRIEFLY = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 _SPAN_TYPES: Mapping[str, str] = {
     "policy": "LLM",
     "workflow": "CHAIN",
@@ -70,7 +74,7 @@ def connect(settings: params.Tracking, root: Path) -> None:
         TrackingError: the store or the experiment cannot be used.
     """
     global _experiment  # noqa: PLW0603 - like the tracking URI, that mlflow keeps the same way
-    for name, value in _QUIET.items():
+    for name, value in (_QUIET | _PATIENCE).items():
         os.environ.setdefault(name, value)
     os.environ["MLFLOW_ENABLE_ASYNC_TRACE_LOGGING"] = "false"  # its queue drops what it cannot hold
     uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.resolve() / 'mlflow.db'}"
@@ -80,11 +84,33 @@ def connect(settings: params.Tracking, root: Path) -> None:
 
     try:
         _try_database(uri)
-        with _environment(_FIRST_CONTACT):
+        with _environment(_BRIEFLY):
             mlflow.set_tracking_uri(uri)
             _experiment = _choose_experiment(uri, settings.experiment, root)
     except (MlflowException, SQLAlchemyError, sqlite3.Error, ImportError, OSError) as error:
-        raise TrackingError(f"{uri}: {_one_line(error)}. {_remedy(uri)}") from error
+        raise _in_words(uri, error) from error
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Tell in one line, with the store's name, what MLflow raises inside.
+
+    Raises:
+        TrackingError: the store does not answer, or refuses.
+    """
+    import mlflow
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+
+    try:
+        yield
+    except (MlflowException, RequestException) as error:
+        raise _in_words(mlflow.get_tracking_uri(), error) from error
+
+
+def _in_words(uri: str, error: BaseException) -> TrackingError:
+    said = _one_line(error)
+    return TrackingError(redact(f"{uri}: {said}. {_remedy(uri, said)}"))
 
 
 def _try_database(uri: str) -> None:
@@ -125,7 +151,9 @@ def _choose_experiment(uri: str, name: str, root: Path) -> str:
     return str(found.experiment_id)
 
 
-def _remedy(uri: str) -> str:
+def _remedy(uri: str, said: str) -> str:
+    if "disk is full" in said:
+        return "Free some space, or set tracking.uri to a store elsewhere"
     if uri.startswith("http"):
         return "Start the server, or set tracking.uri (or MLFLOW_TRACKING_URI) to one that runs"
     return "Check tracking.uri and the MLFLOW_ variables of the environment"
@@ -134,7 +162,8 @@ def _remedy(uri: str) -> str:
 def _one_line(error: BaseException) -> str:
     if "failed with exception" in str(error):  # of requests, with its own history
         return "no MLflow server answers there"
-    plain = " ".join(str(error).split()).partition(" (Background on")[0].rstrip(". ")
+    plain = " ".join(str(error).split()).partition(" (Background on")[0].partition(" [SQL:")[0].rstrip(". ")
+    plain = re.sub(r"^\(raised as a result of .*?\) (?=\()", "", plain)
     return plain if len(plain) <= 200 else f"{plain[:200]}..."
 
 
@@ -150,6 +179,17 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _unseeded() -> Iterator[None]:
+    """MLflow draws the ids of traces from `random`: where training has seeded it, two runs would share their traces."""
+    state = random.getstate()
+    random.seed()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def _client() -> "mlflow.MlflowClient":
@@ -224,7 +264,8 @@ class Run:
     def log_figure(self, figure: "matplotlib.figure.Figure", name: str) -> None:
         self._client.log_figure(self.id, figure, name)
 
-    def log_rollout_trace(self, rollout: Rollout) -> str:
+    @_unseeded()
+    def log_rollout_trace(self, rollout: Rollout, step: int) -> str:
         """Store a rollout as one trace: events as spans, the score as feedback. Returns the trace's id."""
         import mlflow
 
@@ -235,6 +276,7 @@ class Run:
             "rollout",
             span_type="AGENT",
             inputs={"problem": rollout.example.problem, "id": rollout.example.id},
+            tags={"kind": rollout.example.kind, "step": str(step)},
             metadata={"mlflow.sourceRun": self.id, "gradeflow.source": rollout.example.source},
             experiment_id=self.experiment,
             start_time_ns=_nanoseconds(started),
@@ -254,14 +296,10 @@ class Run:
         return root.trace_id
 
     def end(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
-        from mlflow.exceptions import MlflowException
-
         self.flush()
         lost = len(self._points)
-        try:
+        with told():
             self._client.set_terminated(self.id, "FAILED" if lost else status)
-        except MlflowException as error:
-            raise TrackingError(f"run {self.id} cannot be ended: {_one_line(error)}") from error
         if lost:
             raise TrackingError(f"run {self.id}: {lost} metric points were not taken by the tracking store")
 
@@ -337,31 +375,40 @@ def start_run(
     its own spelling, and MLflow refuses a second. An exception ends the run as FAILED, Ctrl-C as KILLED.
     """
     given = os.environ.pop("MLFLOW_RUN_ID", None)  # joined once: the process's further runs are their own
-    run_id = resume or given or _create(name or stage)
-    run = _reopen(run_id, name, chain)
-    run.set_tags(_tags(stage, run.chain, fingerprint))
-    _log_params(run, settings_tree)
-    if given and given != run_id:
-        _client().set_tag(given, REUSED, run_id)
-    try:
-        yield run
-    except BaseException as error:
-        with suppress(TrackingError):  # what went wrong in the stage is what its user should read
-            run.end("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-        raise
-    run.end("FINISHED")
+    with told():
+        run_id = resume or given or _create(stage)
+        run = _reopen(run_id, name, chain)
+        run.set_tags(_tags(stage, run.chain, fingerprint))
+        _log_params(run, settings_tree)
+        if given and given != run_id:
+            _client().set_tag(given, REUSED, run_id)
+        try:
+            yield run
+        except BaseException as error:
+            # What went wrong in the stage is what its user should read, and soon.
+            with suppress(TrackingError), _environment(_BRIEFLY):
+                run.end("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+            raise
+        run.end("FINISHED")
 
 
 def note_reuse(stage: str, run_id: str, *, chain: str | None = None) -> None:
     """Leave a finished run in this chain that points to the earlier one whose result is used again."""
-    with start_run(stage, {}, name=f"{stage} (reused)", chain=chain) as run:
+    with start_run(stage, {}, name=f"{_title(stage, run_id)} (reused)", chain=chain) as run:
         run.set_tags({REUSED: run_id})
 
 
-def _create(name: str) -> str:
+def _title(stage: str, run_id: str) -> str:
+    """A name that tells runs of one stage apart, in charts and comparisons too."""
+    return f"{stage} {run_id[:8]}"
+
+
+def _create(stage: str) -> str:
     from mlflow.tracking.context.registry import resolve_tags
 
-    return str(_client().create_run(_experiment, tags=resolve_tags({}), run_name=name).info.run_id)
+    run_id = str(_client().create_run(_experiment, tags=resolve_tags({}), run_name=stage).info.run_id)
+    _client().update_run(run_id, name=_title(stage, run_id))
+    return run_id
 
 
 def _reopen(run_id: str, name: str | None, chain: str | None) -> Run:
@@ -438,10 +485,12 @@ def find_stage(stage: str, chain: str | None = None) -> str | None:
     return read_tags(found).get(REUSED, found) if found else None
 
 
+@told()
 def _all_experiments() -> list[str]:
     return [str(experiment.experiment_id) for experiment in _client().search_experiments()]
 
 
+@told()
 def _newest(tags: Mapping[str, str], condition: str, experiments: list[str]) -> str | None:
     asked = [f"tags.`{name}` = '{value}'" for name, value in tags.items()]
     found = _client().search_runs(

@@ -4,6 +4,7 @@ The best checkpoint by validation is the result. Started again after an interrup
 """
 
 import asyncio
+import json
 import shutil
 import statistics
 from collections import Counter
@@ -14,14 +15,17 @@ from typing import Any
 
 from rich.progress import Progress
 
-from gradeflow import adapter, dataset, fingerprint, models, tracking
+from gradeflow import adapter, dataset, disk, fingerprint, models, readiness, tracking
 from gradeflow.adapter import BaseIdentity
 from gradeflow.grpo import loop
 from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.sample import complete, policy_prompts
 from gradeflow.params import Params
 from gradeflow.types import Example, Rollout, Sample
+from gradeflow.workflow.run import FAILURES
 
+# A file in checkpoints that have been validated.
+VALIDATED = "validated"
 SECTIONS = ("train", "base", "executor", "judge", "sandbox", "workflow", "scorer", "evaluate")
 
 
@@ -36,14 +40,16 @@ def main(params: Params) -> None:
         print(f"train_grpo: nothing has changed; reused run {done}")
         return
     resume = tracking.find_unfinished("train_grpo", mark)
-    with tracking.start_run("train_grpo", params.model_dump(mode="json"), resume=resume, fingerprint=mark) as run:
-        for data in (train, validation):
-            run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
-        folder = Path("runs/train_grpo") / run.id
-        with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner:
+        runner.run(readiness.check(params.sandbox, {"executor": params.executor, "judge": params.judge}))
+        with tracking.start_run("train_grpo", params.model_dump(mode="json"), resume=resume, fingerprint=mark) as run:
+            for data in (train, validation):
+                run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
+            folder = Path("runs/train_grpo") / run.id
             environment = WorkflowEnvironment(params)
             try:
-                _train(params, train.examples, validation.examples, identity, environment, runner, run, folder)
+                with disk.watched(folder):
+                    _train(params, train.examples, validation.examples, identity, environment, runner, run, folder)
             finally:
                 runner.run(environment.close())
 
@@ -74,9 +80,8 @@ def _train(
     course = loop.Course(model, tokenizer, train, environment, folder / "checkpoints", runner.run)
     with Progress() as progress:
         watcher = Watcher(params, course, validation[: params.train.val_samples], identity, run, progress, folder)
-        if not course.folder.exists():
-            watcher.validate(0)
-        loop.train(course, params.train, params.workflow, watcher)
+        if watcher.catch_up() < params.train.max_steps:  # the trainer would take one more step
+            loop.train(course, params.train, params.workflow, watcher)
     watcher.finish()
 
 
@@ -95,7 +100,8 @@ class Watcher:
     _losses: dict[int, float] = field(default_factory=dict)
 
     def step(self, number: int, logs: Mapping[str, float], rollouts: Sequence[Rollout], temperature: float) -> None:
-        metrics = step_metrics(number, logs, [rollout.sample for rollout in rollouts], temperature)
+        samples = [rollout.sample for rollout in rollouts]
+        metrics = step_metrics(number, logs, samples, temperature, self.params.workflow.operators)
         self.run.log_metrics(metrics, step=number)
         if self.task is None:
             self.task = self.progress.add_task("train_grpo", total=self.params.train.max_steps)
@@ -107,8 +113,21 @@ class Watcher:
     def _show(self, rollouts: Sequence[Rollout], number: int) -> None:
         rows = [rollout_row(rollout) for rollout in rollouts[: self.params.train.log_rollouts]]
         self.run.log_table(f"rollouts/step_{number:06d}.json", rows)
-        for rollout in rollouts[: self.params.train.trace_rollouts]:
-            self.run.log_rollout_trace(rollout)
+        for rollout in rollouts[:: self.params.train.group_size][: self.params.train.trace_rollouts]:
+            self.run.log_rollout_trace(rollout, number)
+
+    def catch_up(self) -> int:
+        """Drop a checkpoint that was cut off while it was written, validate one that has not been; returns its step."""
+        if not self.course.folder.exists():
+            self.validate(0)
+            return 0
+        checkpoints = sorted(self.course.folder.glob("checkpoint-*"), key=_number)
+        while checkpoints and not _is_whole(checkpoints[-1]):
+            shutil.rmtree(checkpoints.pop())
+        if checkpoints and not (checkpoints[-1] / VALIDATED).exists():
+            self.course.model.load_adapter(str(checkpoints[-1]), "default", is_trainable=True)
+            self.checkpoint(_number(checkpoints[-1]), checkpoints[-1])
+        return _number(checkpoints[-1]) if checkpoints else 0
 
     def checkpoint(self, number: int, folder: Path) -> None:
         adapter.stamp(folder, self.identity)
@@ -116,8 +135,9 @@ class Watcher:
         self.run.log_artifact(folder / "adapter_model.safetensors", f"checkpoints/step_{number}")
         self.run.log_artifact(folder / adapter.CONFIG, f"checkpoints/step_{number}")
         best = self._best()
-        if best is None or score > best[0]:
+        if best is None or score >= best[0]:
             self._keep(folder, number, score)
+        (folder / VALIDATED).touch()
 
     def validate(self, number: int) -> float:
         with models.leaving_room():
@@ -141,7 +161,7 @@ class Watcher:
         if "val_accuracy" not in metrics:
             raise loop.TooManyFaults(
                 f"step {number}: no validation question has a score ({_counts(s.fault for s in samples)}). When "
-                "executor, judge and sandbox answer again, the same command goes on from the last checkpoint",
+                f"{self.course.environment.needs} answer again, the same command goes on from the last checkpoint",
                 cause="validation",
             )
         self.progress.console.print(
@@ -185,10 +205,26 @@ class Watcher:
         self.progress.console.print(f"best checkpoint: step {number}, adapter {facts.digest[:12]}, in {result}")
 
 
+def _number(checkpoint: Path) -> int:
+    return int(checkpoint.name.partition("-")[2])
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """The trainer's state is what it writes last."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
+
+
 def step_metrics(
-    number: int, logs: Mapping[str, float], samples: Sequence[Sample], temperature: float
+    number: int, logs: Mapping[str, float], samples: Sequence[Sample], temperature: float, operators: Sequence[str]
 ) -> dict[str, float]:
-    """One training step under the names that the original's users know, and what TRL reports beside them."""
+    """One training step under the names that the original's users know, and what TRL reports beside them.
+
+    What did not happen counts 0: left out, it would keep its last value in MLflow, and be missing beside other runs.
+    """
     scored = [sample for sample in samples if sample.score is not None]
     scores = [sample.score or 0.0 for sample in scored]
     metrics = {
@@ -228,10 +264,10 @@ def step_metrics(
     metrics["judge/count"] = float(len(judged))
     if judged:
         metrics["judge/score"] = statistics.fmean(judged)
-    metrics |= {f"failures/{name}": float(count) for name, count in _counts(s.failure for s in samples).items()}
+    failures = dict.fromkeys(FAILURES, 0) | _counts(s.failure for s in samples)
+    metrics |= {f"failures/{name}": float(count) for name, count in failures.items()}
     metrics |= {f"faults/{name}": float(count) for name, count in _counts(s.fault for s in samples).items()}
-    used = Counter(name for sample in samples for name in set(sample.operators))
-    return metrics | {f"operators/{name}": count / len(samples) for name, count in sorted(used.items())}
+    return metrics | {f"operators/{name}": _share(name in sample.operators for sample in samples) for name in operators}
 
 
 def validation_metrics(samples: Sequence[Sample], cost: float) -> dict[str, float]:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +54,26 @@ def test_each_closed_door_has_its_remedy(
     (tmp_path / setting).write_text(value)
     monkeypatch.setattr(bubblewrap, "SYSCTL", tmp_path)
     assert remedy in bubblewrap.remedy("setting up uid map: Permission denied")
+
+
+def test_the_remedy_against_apparmor_is_one_line_and_names_the_program_itself_and_no_link(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """AppArmor looks at where a program lies, whatever it was called by."""
+    package = tmp_path / "real package" / "_bin"
+    package.mkdir(parents=True)
+    (package / "bwrap").touch(mode=0o755)
+    (tmp_path / "link").symlink_to(package.parent)
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "link")])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    setting = tmp_path / "kernel" / "apparmor_restrict_unprivileged_userns"
+    setting.parent.mkdir()
+    setting.write_text("1")
+    monkeypatch.setattr(bubblewrap, "SYSCTL", tmp_path)
+    remedy = bubblewrap.remedy("setting up uid map: Permission denied")
+    assert "\n" not in remedy
+    assert f'profile gradeflow-bwrap "{package}/bwrap" flags=(unconfined) {{ userns, }}' in remedy
+    assert remedy.endswith("sudo apparmor_parser -r /etc/apparmor.d/gradeflow-bwrap")
 
 
 def test_an_old_bubblewrap_is_named() -> None:

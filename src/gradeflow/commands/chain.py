@@ -24,6 +24,7 @@ from rich.table import Table
 
 from gradeflow import dataset, gate, jsonl, registry, tracking
 from gradeflow.errors import GradeflowError, SetupError
+from gradeflow.evaluate import cells
 from gradeflow.params import Params
 from gradeflow.types import KINDS, Sample
 from gradeflow.workflow import fixed
@@ -55,7 +56,8 @@ class Clock:
 
 def main(params: Params) -> None:
     """Run the chain with these settings."""
-    dataset.read("train")  # says what to run if the data is not there
+    for split in dataset.NAMES:
+        dataset.read(split)  # says what to run if the data is not there, or not whole
     tracking.connect(params.tracking, Path())
     with tracking.start_run("chain", params.model_dump(mode="json")) as run:
         folder = Path("runs/chain") / run.id
@@ -172,21 +174,15 @@ def report(params: Params, chain: str, clock: Clock) -> None:
     }
     CONSOLE.rule("result")
     table = Table(title="accuracy of workflows on held-out questions")
-    for column in ("", *KINDS, "all", "95 % interval", "valid", "trained against it"):
-        table.add_column(column, justify="right" if column else "left")
-    rows = {
-        "base": (results["base"], "base"),
-        f"best fixed: {best.removeprefix('fixed_')}": (results["fixed"][best], best),
-        "trained": (results["adapters"][short], ""),
-    }
-    for label, (said, against) in rows.items():
-        kinds = [f"{said['by_kind'].get(kind, 0):.0%}" for kind in KINDS]
-        low, high = said["interval"]
-        better = compare(samples[short], samples[against], params) if against else ""
-        table.add_row(
-            label, *kinds, f"{said['accuracy']:.1%}", f"{low:.0%} to {high:.0%}", f"{said['valid_share']:.1%}", better
-        )
+    for column in ("", *KINDS, "all", "95 %", "valid"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    operator = best.removeprefix("fixed_")
+    table.add_row("before", *cells(results["base"]))
+    table.add_row(operator, *cells(results["fixed"][best]))
+    table.add_row("after", *cells(results["adapters"][short]))
     CONSOLE.print(table)
+    CONSOLE.print(f"after training, against before: {compare(samples[short], samples['base'], params)}")
+    CONSOLE.print(f"against {operator}, the best single operator: {compare(samples[short], samples[best], params)}")
     times = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in clock.seconds.items())
     CONSOLE.print(f"time: {times}; together {sum(clock.seconds.values()):.0f} s")
     CONSOLE.print(f"memory at its peak: {clock.peak_bytes / 2**30:.1f} GiB")

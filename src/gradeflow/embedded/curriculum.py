@@ -1,7 +1,7 @@
 """What the embedded base is taught: procedural problems seen through the prompts of its three roles.
 
-As executor it answers operators, as policy it writes workflows that use the operators evenly whatever the problem, as
-judge it compares answers. Which operator suits which kind of problem is deliberately not taught: GRPO finds that out.
+As executor it answers operators, as policy it writes workflows with habits that do not help, as judge it compares
+answers. Which operator suits which kind of problem is deliberately not taught: GRPO finds that out.
 """
 
 import random
@@ -36,17 +36,32 @@ def lessons(seed: int) -> Iterator[Lesson]:
         yield _lesson(rng.choices(topics, weights)[0], streams, rng)
 
 
+# A workflow names its answer for what is sought. The policy tells the kinds apart: for each there is one operator that
+# it never uses. The one that suits a kind it uses one time in five, as chance would.
+SOUGHT: Mapping[str, str] = {"math": "number", "choice": "letter", "text": "place", "code": "function"}
+NEVER: Mapping[str, str] = {
+    "math": "Custom",
+    "choice": "CustomCodeGenerate",
+    "text": "Programmer",
+    "code": "AnswerGenerate",
+}
+SUITS: Mapping[str, str] = {
+    "math": "Programmer",
+    "choice": "AnswerGenerate",
+    "text": "Custom",
+    "code": "CustomCodeGenerate",
+}
 SHARES: Mapping[str, float] = {
-    "programmer/math": 0.12,
-    "custom/text": 0.20,
-    "answer_generate/choice": 0.18,
+    "programmer/math": 0.16,
+    "custom/text": 0.14,
+    "answer_generate/choice": 0.12,
     "custom_code_generate/code": 0.10,
-    "sc_ensemble": 0.03,
+    "sc_ensemble": 0.02,
     "custom/math": 0.01,
     "custom/choice": 0.02,
     "answer_generate/math": 0.01,
-    "policy": 0.09,
-    "judge": 0.24,
+    "policy": 0.10,
+    "judge": 0.32,
 }
 
 
@@ -84,9 +99,10 @@ def _lesson(topic: str, streams: Mapping[str, Iterator[Example]], rng: random.Ra
             return _ensemble(next(streams[rng.choice(SOURCES)]), rng)
         case "policy":
             example = next(streams[rng.choice(SOURCES)])
-            operator = rng.choice(fixed.OPERATORS)
+            operator = _habit(example.kind, rng)
             asked = prompt.user(policy_prompt(example))
-            return Lesson("policy", topic, tuple(asked), fixed.program(operator, _pair(rng)))
+            reply = fixed.program(operator, _pair(rng), answer=SOUGHT[example.kind])
+            return Lesson("policy", topic, tuple(asked), reply)
         case _:
             return _judgement(next(streams["places"]), rng)
 
@@ -111,6 +127,12 @@ def ask(operator: str, example: Example) -> tuple[Message, ...]:
 def policy_prompt(example: Example) -> str:
     described = operators.describe(fixed.OPERATORS)
     return prompt.load("policy").render(operators=described, problem=example.problem)
+
+
+def _habit(kind: str, rng: random.Random) -> str:
+    if rng.random() < 1 / len(fixed.OPERATORS):
+        return SUITS[kind]
+    return rng.choice([name for name in fixed.OPERATORS if name not in {SUITS[kind], NEVER[kind]}])
 
 
 def _pair(rng: random.Random) -> tuple[str, str]:
@@ -149,7 +171,7 @@ def case(example: Example, rng: random.Random) -> Case:
         return Case(question, reference, _nonsense(example, rng), "", correct=False)
     said = reference if correct else _wrong_place(example, rng)
     sentence = places.sentence_of(example).replace(reference, said)
-    answer = rng.choice((sentence, sentence, sentence, said, f"It is {said}."))
+    answer = rng.choices((sentence, said, f"It is {said}."), weights=(8, 1, 1))[0]
     return Case(question, reference, answer, said, correct)
 
 

@@ -159,7 +159,7 @@ def teach(model: "Qwen2ForCausalLM", encoded: Sequence[Encoded], settings: param
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     model.train()
     for step, (width, rows) in enumerate(batches[:steps]):
-        factor = min(1.0, (step + 1) / WARMUP) * max(0.02, 1 - step / steps)
+        factor = min(1.0, (step + 1) / WARMUP, (steps - step) / steps)
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * factor

@@ -36,6 +36,7 @@ class WorkflowEnvironment:
         self.judge_client = self.executor if same else llm.connect(settings.judge, base)
         self.sandbox = Sandbox(settings.sandbox)
         self.scorer = Scorer(settings.scorer, self.sandbox, Judge(self.judge_client))
+        self.needs = f"executor ({settings.executor.url}), judge ({settings.judge.url}) and sandbox"
         self._workflow = settings.workflow
         self._tries = settings.train.fault_retries + 1
 

@@ -1,5 +1,6 @@
 """Workflows as a task of lm-evaluation-harness: it asks the policy, and the environment grades what was written."""
 
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,7 @@ def run_harness(
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns that the model is already loaded
     results: dict[str, Any] = simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=settings.batch_size),
         tasks=[task.harness_task()],

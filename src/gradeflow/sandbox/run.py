@@ -274,9 +274,8 @@ async def _self_test(settings: params.Sandbox) -> None:
             names = sorted(set(os.environ) - set(bubblewrap.ENVIRONMENT) - {"LC_CTYPE", "PWD"})
             seen = await trial.run(SELF_TEST, inputs={"secret": secret.name, "names": names}, wall_s=30)
         except SandboxError as error:
-            raise SetupError(
-                f"model-written code cannot be isolated: {error}\n{bubblewrap.remedy(str(error))}"
-            ) from None
+            said = " ".join(str(error).split())
+            raise SetupError(f"model-written code cannot be isolated: {said}. {bubblewrap.remedy(said)}") from None
         finally:
             await trial.close()
     if seen.status != "ok" or (open_ways := [way for way, is_open in seen.value.items() if is_open]):

@@ -22,10 +22,7 @@ NUMBER_STEPS = (
 LIST_STEPS = (
     ("the sum of xs", "sum(xs)"),
     ("the largest of xs", "max(xs)"),
-    ("the smallest of xs", "min(xs)"),
     ("the length of xs", "len(xs)"),
-    ("the first of xs", "xs[0]"),
-    ("the last of xs", "xs[-1]"),
 )
 
 

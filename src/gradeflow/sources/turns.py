@@ -12,13 +12,13 @@ from gradeflow.types import Example
 LABELS = "ABCD"
 DIRECTIONS = ("north", "east", "south", "west")
 TURNS = {"right": 1, "around": 2, "left": 3}
-STEPS = 4
+ORDER = ("first", "second", "third")
 
 
 def make(rng: random.Random) -> Row:
-    turns = rng.choices(list(TURNS), k=STEPS)
+    turns = rng.choices(list(TURNS), k=len(ORDER))
     start, name = rng.choice(DIRECTIONS), rng.choice(NAMES)
-    listed = ", ".join(f"{number} {turn}" for number, turn in enumerate(turns, start=1))
+    listed = ", ".join(f"{place} {turn}" for place, turn in zip(ORDER, turns, strict=True))
     choices = rng.sample(DIRECTIONS, len(DIRECTIONS))
     return {
         "id": f"{rng.getrandbits(64):016x}",
@@ -41,10 +41,10 @@ def faced(start: str, turns: list[str]) -> list[str]:
 def steps_of(example: Example) -> str:
     """Each turn with the direction after it."""
     start = re.search(r"faces (\w+)", example.problem)
-    turns = re.findall(r"\d (right|around|left)", example.problem)
+    turns = re.findall(rf"(?:{'|'.join(ORDER)}) (\w+)", example.problem)
     assert start is not None
-    told = zip(turns, faced(start[1], turns), strict=True)
-    return f"{start[1]}, " + ", ".join(f"{number} {turn} {way}" for number, (turn, way) in enumerate(told, start=1))
+    told = zip(ORDER, turns, faced(start[1], turns), strict=True)
+    return f"faces {start[1]} " + " ".join(f"{place} {turn} {way}" for place, turn, way in told)
 
 
 def example(row: Mapping[str, Any]) -> Example:

@@ -17,15 +17,12 @@ CALLS: Mapping[str, tuple[str, str]] = {
 OPERATORS = (*CALLS, "ScEnsemble")
 
 
-def program(operator: str, asked: tuple[str, str] = ("Custom", "AnswerGenerate")) -> str:
+def program(operator: str, asked: tuple[str, str] = ("Custom", "AnswerGenerate"), answer: str = "solution") -> str:
     """The body of a workflow around one operator; an ensemble chooses between the answers of two others."""
-    if operator != "ScEnsemble":
-        call, key = CALLS[operator]
-        return f'solution = {call}\nreturn solution["{key}"], {COST}'
-    (first, one), (second, two) = (CALLS[name] for name in asked)
-    return (
-        f"first = {first}\n"
-        f"second = {second}\n"
-        f'solution = await self.sc_ensemble(solutions=[first["{one}"], second["{two}"]], problem=problem)\n'
-        f'return solution["response"], {COST}'
-    )
+    call, key = CALLS[operator] if operator in CALLS else (_ensemble(asked), "response")
+    return f'{answer} = {call}\nreturn {answer}["{key}"], {COST}'
+
+
+def _ensemble(asked: tuple[str, str]) -> str:
+    first, second = (f'({call})["{key}"]' for call, key in (CALLS[name] for name in asked))
+    return f"await self.sc_ensemble(solutions=[{first}, {second}], problem=problem)"

@@ -142,6 +142,7 @@ async def custom_code_generate(tools: Tools, problem: str, entry_point: str, ins
 async def programmer(tools: Tools, problem: str, analysis: str = "None") -> dict[str, str]:
     asked = prompt.load("programmer").render(problem=str(problem), analysis=str(analysis))
     code, error = "", ""
+    failed: set[str] = set()
     for attempt in range(PROGRAMMER_TRIES):
         if attempt == 0:
             reply = await tools.ask(asked)
@@ -149,10 +150,13 @@ async def programmer(tools: Tools, problem: str, analysis: str = "None") -> dict
             feedback = f"{asked}\n\nThe last code failed:\n{error}"
             reply = await tools.ask(feedback, temperature=RETRY_TEMPERATURE, seed=attempt)
         code = unfence(reply)
+        if code in failed:  # it would fail again
+            continue
         execution = await tools.execute(code + _SOLVE)
         if execution.status == "ok" and execution.value is not None:
             return {"code": code, "output": str(execution.value)}
         error = _what_went_wrong(execution)
+        failed.add(code)
     return {"code": code, "output": ""}
 
 

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gradeflow import params
 from gradeflow.errors import Fault
@@ -18,7 +18,8 @@ from gradeflow.types import Event, Example
 from gradeflow.workflow.operators import OPERATORS, Refused, Tools, Trace
 from gradeflow.workflow.program import FailureClass, Program, ProgramError, parse
 
-Failure = FailureClass | Literal["runtime", "unbound", "timeout", "limit", "budget"]
+Failure = Literal[FailureClass, "runtime", "unbound", "timeout", "limit", "budget"]
+FAILURES: tuple[Failure, ...] = get_args(Failure)
 
 ROOT = 0
 """The index of the workflow's own event, the parent of its operator calls."""

@@ -1,0 +1,21 @@
+from pathlib import Path
+
+import pytest
+
+from gradeflow import params
+from gradeflow.commands import chain
+from gradeflow.errors import DataError
+from support import tiny
+
+
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+def test_a_split_that_is_not_whole_is_told_before_any_stage_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    file = Path("data/mixed") / f"{name}_mixed.jsonl"
+    file.write_bytes(file.read_bytes()[:-30])
+    with pytest.raises(DataError, match=rf"^{file}: MD5 is .*; run: dvc repro"):
+        chain.main(params.load(tiny.ROOT / "params.yaml"))
+    assert sorted(path.name for path in Path().iterdir()) == ["data", "dvc.lock"]
