@@ -22,18 +22,7 @@ from support.chat_server import ChatServer
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch, TRL and lm-eval warn in many ways, none of them ours
 ]
-SMALL = {
-    "train__max_steps": 2,
-    "train__eval_every": 1,
-    "train__prompts_per_step": 4,
-    "train__group_size": 4,
-    "train__val_samples": 12,
-    "train__trace_rollouts": 2,
-    "train__warmup_steps": 0,
-    "executor__model": "stand-in",
-    "judge__model": "stand-in",
-    "promote__alpha": 0.9,
-}
+SMALL = {**tiny.TWO_STEPS, "train__val_samples": 12, "train__trace_rollouts": 2, "promote__alpha": 0.9}
 FIRST = {"train__learning_rate": 3e-3, "promote__minimum_n": 1}
 SECOND = {"train__learning_rate": 1e-3, "promote__minimum_n": 1000}
 STAGES = {"chain", "train_grpo", "evaluate", "promote"}

@@ -1,6 +1,6 @@
 """Training, validation and evaluation with the real trainer, harness, sandbox and store, on a tiny base.
 
-A named stand-in answers the operators: it is right when it is simply asked, and says nonsense when it is to think.
+A named stand-in answers the operators: right where it is asked in words, nonsense where it is to write code.
 """
 
 from collections.abc import Iterator
@@ -20,17 +20,7 @@ from support.chat_server import ChatServer
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch, TRL and lm-eval warn in many ways, none of them ours
 ]
-SMALL = {
-    "train__max_steps": 2,
-    "train__eval_every": 1,
-    "train__prompts_per_step": 4,
-    "train__group_size": 4,
-    "train__val_samples": 8,
-    "train__trace_rollouts": 1,
-    "train__warmup_steps": 0,
-    "executor__model": "stand-in",
-    "judge__model": "stand-in",
-}
+SMALL = {**tiny.TWO_STEPS, "train__val_samples": 8, "train__trace_rollouts": 1}
 
 
 def answer(messages: list[dict[str, str]]) -> str:

@@ -187,17 +187,22 @@ def metrics(samples: Mapping[str, Sequence[Sample]]) -> dict[str, float]:
 
 
 def show(samples: Mapping[str, Sequence[Sample]], digest: str) -> None:
-    """A table that fits into 80 columns: accuracy by kind and in all, its 95 % interval, the share of valid ones."""
-    table = Table(title=f"accuracy on the held-out split, adapter {digest[:12]}")
+    rows = {name.removeprefix("fixed_"): summary(own) for name, own in samples.items()}
+    Console().print(accuracy_table(f"accuracy on the held-out split, adapter {digest[:12]}", rows))
+
+
+def accuracy_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Summaries by name: accuracy by kind and in all, its interval, the share of valid ones; fits into 80 columns."""
+    table = Table(title=title)
     for column in ("", *KINDS, "all", "95 %", "valid"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, own in samples.items():
-        table.add_row(name.removeprefix("fixed_"), *cells(summary(own)))
-    Console().print(table)
+    for name, said in rows.items():
+        table.add_row(name, *_cells(said))
+    return table
 
 
-def cells(said: Mapping[str, Any]) -> list[str]:
-    """A `summary` as the cells of such a table; what has no score is a dash."""
+def _cells(said: Mapping[str, Any]) -> list[str]:
+    """What has no score is a dash."""
     shares = [said["by_kind"].get(kind) for kind in KINDS]
     low, high = said["interval"]
     return [

@@ -9,7 +9,7 @@ import shutil
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,6 @@ class Watcher:
     progress: Progress
     folder: Path
     task: Any = None
-    _losses: dict[int, float] = field(default_factory=dict)
 
     def step(self, number: int, logs: Mapping[str, float], rollouts: Sequence[Rollout], temperature: float) -> None:
         samples = [rollout.sample for rollout in rollouts]

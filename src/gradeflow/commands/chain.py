@@ -20,13 +20,12 @@ from typing import Any
 
 import ruamel.yaml
 from rich.console import Console
-from rich.table import Table
 
 from gradeflow import dataset, gate, jsonl, registry, tracking
 from gradeflow.errors import GradeflowError, SetupError
-from gradeflow.evaluate import cells
+from gradeflow.evaluate import accuracy_table
 from gradeflow.params import Params
-from gradeflow.types import KINDS, Sample
+from gradeflow.types import Sample
 from gradeflow.workflow import fixed
 from gradeflow.workflow.program import policy_messages
 
@@ -173,14 +172,9 @@ def report(params: Params, chain: str, clock: Clock) -> None:
         for name in ("base", short, best)
     }
     CONSOLE.rule("result")
-    table = Table(title="accuracy of workflows on held-out questions")
-    for column in ("", *KINDS, "all", "95 %", "valid"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     operator = best.removeprefix("fixed_")
-    table.add_row("before", *cells(results["base"]))
-    table.add_row(operator, *cells(results["fixed"][best]))
-    table.add_row("after", *cells(results["adapters"][short]))
-    CONSOLE.print(table)
+    rows = {"before": results["base"], operator: results["fixed"][best], "after": results["adapters"][short]}
+    CONSOLE.print(accuracy_table("accuracy of workflows on held-out questions", rows))
     CONSOLE.print(f"after training, against before: {compare(samples[short], samples['base'], params)}")
     CONSOLE.print(f"against {operator}, the best single operator: {compare(samples[short], samples[best], params)}")
     times = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in clock.seconds.items())

@@ -189,8 +189,8 @@ class Rollouts:
         with models.leaving_room():
             graded: list[Graded] = self._course.wait(self._course.environment.grade_all(pairs))
         self.last = [
-            rollout(example, asked, written, one)
-            for example, asked, written, one in zip(examples, prompt_ids, completion_ids, graded, strict=True)
+            rollout(example, read, written, one)
+            for example, read, written, one in zip(examples, prompt_ids, completion_ids, graded, strict=True)
         ]
         self._require_scores()
         scores = [one.sample.score for one in graded]
