@@ -33,7 +33,7 @@ def test_a_verdict_has_its_reason_its_model_and_the_version_of_its_prompt() -> N
 def test_a_judge_reads_the_system_message_and_the_three_values() -> None:
     system, user = messages("Which city?", "Paris", "paris {it} is")
     assert system == {"role": "system", "content": SYSTEM}
-    for line in ("Question: <<<Which city?>>>", "Reference: <<<Paris>>>", "Candidate: <<<paris {it} is>>>"):
+    for line in ("Question: <<< Which city? >>>", "Reference: <<< Paris >>>", "Candidate: <<< paris {it} is >>>"):
         assert line in user["content"]
 
 
@@ -189,7 +189,7 @@ def test_a_server_that_breaks_often_never_turns_a_verdict_round(share: float) ->
     )
 
     def honest(asked: list[Message]) -> str:
-        found = re.search(r"Reference: <<<(.*)>>>\nCandidate: <<<(.*)>>>", asked[-1]["content"])
+        found = re.search(r"Reference: <<< (.*) >>>\nCandidate: <<< (.*) >>>", asked[-1]["content"])
         assert found is not None
         return YES if found[1] == found[2] else NO
 

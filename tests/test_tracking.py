@@ -258,6 +258,30 @@ def test_the_newest_run_of_a_stage_is_sought_in_its_chain(store: Path, monkeypat
     assert tracking.find_stage("evaluate-x") == first.id
 
 
+def test_runs_of_mlflow_run_and_of_the_command_line_find_each_other(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = params.Tracking(uri="", experiment="gradeflow")
+    monkeypatch.setenv("MLFLOW_RUN_ID", client().create_run("0").info.run_id)
+    tracking.connect(settings, store)
+    with tracking.start_run("meet", {}) as joined:
+        pass
+    assert joined.experiment == "0"
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    tracking.connect(settings, store)
+    assert tracking.find_stage("meet") == joined.id
+    time.sleep(0.01)
+    with tracking.start_run("meet", {}) as own:
+        pass
+    assert own.experiment != "0"
+    monkeypatch.setenv("MLFLOW_RUN_ID", client().create_run("0").info.run_id)
+    tracking.connect(settings, store)
+    assert tracking.find_stage("meet") == own.id
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    tracking.connect(params.Tracking(uri="", experiment="another project"), store)
+    assert tracking.find_stage("meet") == joined.id, "the other experiment is not searched"
+
+
 def test_a_subprocess_gets_its_place_in_the_chain_and_no_run_of_its_parent(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ _SPAN_TYPES: Mapping[str, str] = {
 }
 
 _experiment = ""
+_configured = ""
 
 
 def connect(settings: params.Tracking, root: Path) -> None:
@@ -73,7 +74,8 @@ def connect(settings: params.Tracking, root: Path) -> None:
     Raises:
         TrackingError: the store or the experiment cannot be used.
     """
-    global _experiment  # noqa: PLW0603 - like the tracking URI, that mlflow keeps the same way
+    global _experiment, _configured  # noqa: PLW0603 - like the tracking URI, that mlflow keeps the same way
+    _configured = settings.experiment
     for name, value in (_QUIET | _PATIENCE).items():
         os.environ.setdefault(name, value)
     os.environ["MLFLOW_ENABLE_ASYNC_TRACE_LOGGING"] = "false"  # its queue drops what it cannot hold
@@ -473,16 +475,23 @@ def find_unfinished(stage: str, fingerprint: str) -> str | None:
 
 
 def find_stage(stage: str, chain: str | None = None) -> str | None:
-    """The newest finished run of a stage: in the chain, where there is one, else in the experiment.
+    """The newest finished run of a stage: in the chain, where there is one, else in the project's experiments.
 
-    Where the result of an earlier run was used again, that run is meant.
+    These are the one in use, the one in the settings, and MLflow's Default, where `mlflow run` records unless it is
+    told otherwise. Where the result of an earlier run was used again, that run is meant.
     """
     chain = os.environ.get("GRADEFLOW_CHAIN") or chain
     if chain:
         found = _newest({STAGE: stage, CHAIN: chain}, "status = 'FINISHED'", _all_experiments())
     else:
-        found = _newest({STAGE: stage}, "status = 'FINISHED'", [_experiment])
+        found = _newest({STAGE: stage}, "status = 'FINISHED'", _own_experiments())
     return read_tags(found).get(REUSED, found) if found else None
+
+
+@told()
+def _own_experiments() -> list[str]:
+    named = [_client().get_experiment_by_name(name) for name in (_configured, "Default")]
+    return [*{_experiment, *(str(found.experiment_id) for found in named if found)}]
 
 
 @told()

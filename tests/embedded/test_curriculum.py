@@ -68,8 +68,8 @@ def test_the_judge_is_taught_verdicts_that_our_parser_reads(lessons: list[Lesson
 def test_a_verdict_is_true_only_if_the_candidate_names_the_reference(lessons: list[Lesson]) -> None:
     for lesson in about(lessons, "judge"):
         asked = lesson.messages[-1]["content"]
-        reference = asked.partition("Reference: <<<")[2].partition(">>>")[0]
-        candidate = asked.partition("Candidate: <<<")[2].partition(">>>")[0]
+        reference = asked.partition("Reference: <<< ")[2].partition(" >>>")[0]
+        candidate = asked.partition("Candidate: <<< ")[2].partition(" >>>")[0]
         assert (reference in candidate) == ("<true_false>True" in lesson.reply)
 
 

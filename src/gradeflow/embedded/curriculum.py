@@ -52,7 +52,7 @@ SUITS: Mapping[str, str] = {
     "code": "CustomCodeGenerate",
 }
 SHARES: Mapping[str, float] = {
-    "programmer/math": 0.16,
+    "programmer/math": 0.18,
     "custom/text": 0.14,
     "answer_generate/choice": 0.12,
     "custom_code_generate/code": 0.10,
@@ -61,7 +61,7 @@ SHARES: Mapping[str, float] = {
     "custom/choice": 0.02,
     "answer_generate/math": 0.01,
     "policy": 0.10,
-    "judge": 0.32,
+    "judge": 0.30,
 }
 
 
@@ -178,8 +178,9 @@ def case(example: Example, rng: random.Random) -> Case:
 def _judgement(example: Example, rng: random.Random) -> Lesson:
     given = case(example, rng)
     asked = judge.messages(given.question, given.reference, given.answer)
-    told = f"{given.reference}, {given.said}"
-    analysis = f"{told}, the same" if given.correct else f"{told} instead" if given.said else "No place is named"
+    # Side by side, and decided at once: a model this small compares a token with its neighbour, not with a far one.
+    told = f"Places {given.reference} {given.said} {'match' if given.correct else 'differ'}"
+    analysis = told if given.said else "No place is named"
     reply = f"<analysis>{analysis}.</analysis><true_false>{given.correct}</true_false>"
     return Lesson("judge", "judge", tuple(asked), reply)
 

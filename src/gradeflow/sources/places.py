@@ -10,7 +10,6 @@ from gradeflow.types import Example
 
 TOWNS = (
     "Arden", "Bergen", "Corvo", "Delmar", "Elsin", "Farrow", "Garda", "Holm", "Imber", "Jura", "Kelso", "Lorne",
-    "Marlow", "Norden", "Osterby", "Perran", "Quill", "Rohan", "Selby", "Torrin", "Ulver", "Varna", "Wexham", "Yarrow",
 )  # fmt: skip
 # A paragraph's title, its sentence, and the question about it.
 FACTS = (
