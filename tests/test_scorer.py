@@ -2,6 +2,7 @@ import asyncio
 import gzip
 import json
 import os
+import random
 from collections.abc import Callable, Coroutine
 from fractions import Fraction
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from gradeflow import params
+from gradeflow import params, sources
+from gradeflow.embedded import curriculum
 from gradeflow.errors import ProviderError, SandboxError
-from gradeflow.judge import Judge
+from gradeflow.judge import Judge, messages
 from gradeflow.llm import ScriptedClient
 from gradeflow.sandbox import Sandbox
 from gradeflow.scorer import Scorer, chosen, last_number, normalise, plain_number, token_f1
@@ -296,6 +298,16 @@ def test_other_text_goes_to_the_judge() -> None:
     assert score(text(), "Holm", judge=judge(NO)) == Score(0.0, "judge", "another")
 
 
+def test_the_judge_is_asked_as_the_embedded_one_was_taught_to_answer() -> None:
+    """The question alone, without the paragraphs that it is about."""
+    example = next(sources.made("places", "test", 0))
+    given = curriculum.case(example, random.Random(0))
+    client = ScriptedClient([YES])
+    score(example, given.answer, judge=Judge(client))
+    assert client.calls == [messages(given.question, given.reference, given.answer)]
+    assert example.problem not in client.calls[0][-1]["content"]
+
+
 def test_a_judge_that_fails_or_does_not_decide_is_no_score() -> None:
     down = score(text(), "Holm", judge=judge(ProviderError("no reply", cause="unreachable")))
     assert down == Abstained("unreachable", "no reply")
@@ -323,7 +335,7 @@ def version(judge: Judge | None = None, **changes: Any) -> str:
 
 def test_the_version_names_all_that_a_score_rests_on() -> None:
     plain = version()
-    assert plain.startswith("gradeflow-scorer/1+")
+    assert plain.startswith("gradeflow-scorer/2+")
     assert plain == version()
     other = Judge(ScriptedClient([], model="another"))
     assert len({plain, version(judge()), version(other), version(number_tolerance=0.01)}) == 4

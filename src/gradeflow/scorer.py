@@ -21,7 +21,7 @@ from gradeflow.judge import Judge
 from gradeflow.sandbox import Execution, Sandbox
 from gradeflow.types import Abstained, Example, Outcome, Score
 
-NAME = "gradeflow-scorer/1"
+NAME = "gradeflow-scorer/2"
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(
@@ -134,7 +134,8 @@ class Scorer:
             return Score(1.0, "exact")
         if self._judge is None:
             return Score(token_f1(answer, example.ground_truth), "token_f1")
-        verdict = await self._judge.verdict(example.problem, example.ground_truth, answer)
+        question = str(example.extra.get("question", example.problem))  # without the paragraphs to read
+        verdict = await self._judge.verdict(question, example.ground_truth, answer)
         return Score(float(verdict.correct), "judge", verdict.reason)
 
 

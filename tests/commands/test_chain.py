@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,11 @@ def test_a_split_that_is_not_whole_is_told_before_any_stage_runs(
     with pytest.raises(DataError, match=rf"^{file}: MD5 is .*; run: dvc repro"):
         chain.main(params.load(tiny.ROOT / "params.yaml"))
     assert sorted(path.name for path in Path().iterdir()) == ["data", "dvc.lock"]
+
+
+def test_a_clone_without_data_makes_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree("data")
+    with pytest.raises(chain.StageError, match="dvc repro failed"):  # this folder is no DVC project
+        chain.main(params.load(tiny.ROOT / "params.yaml"))

@@ -21,7 +21,7 @@ from typing import Any
 import ruamel.yaml
 from rich.console import Console
 
-from gradeflow import dataset, gate, jsonl, registry, tracking
+from gradeflow import dataset, gate, jsonl, lineage, registry, tracking
 from gradeflow.errors import GradeflowError, SetupError
 from gradeflow.evaluate import accuracy_table
 from gradeflow.params import Params
@@ -55,8 +55,10 @@ class Clock:
 
 def main(params: Params) -> None:
     """Run the chain with these settings."""
+    if not any(Path(name).is_file() for name in lineage.dvc_lock_digests(Path())):
+        make_data()  # a clone that `mlflow run URL` has just made
     for split in dataset.NAMES:
-        dataset.read(split)  # says what to run if the data is not there, or not whole
+        dataset.read(split)  # says what to run if the data is not whole
     tracking.connect(params.tracking, Path())
     with tracking.start_run("chain", params.model_dump(mode="json")) as run:
         folder = Path("runs/chain") / run.id
@@ -76,6 +78,12 @@ def main(params: Params) -> None:
         run.log_metrics({f"chain/seconds_{stage}": seconds for stage, seconds in clock.seconds.items()})
         run.log_metrics({"chain/seconds": sum(clock.seconds.values()), "chain/peak_gib": clock.peak_bytes / 2**30})
         report(params, run.chain, clock)
+
+
+def make_data() -> None:
+    CONSOLE.rule("data")
+    if subprocess.run([sys.executable, "-m", "dvc", "repro"], check=False).returncode:
+        raise StageError("dvc repro failed; mend what it says above, and the same command goes on from there")
 
 
 def call(stage: str, settings: Path, environment: Mapping[str, str]) -> None:

@@ -88,9 +88,12 @@ def _lesson(topic: str, streams: Mapping[str, Iterator[Example]], rng: random.Ra
                 ask("CustomCodeGenerate", example),
                 f"{head}\n{example.ground_truth.rstrip()}",
             )
-        case "custom/math" | "custom/choice":
-            example = next(streams["word_problems" if topic == "custom/math" else "turns"])
+        case "custom/math":
+            example = next(streams["word_problems"])
             return Lesson("executor", topic, ask("Custom", example), example.ground_truth)
+        case "custom/choice":
+            example = next(streams["turns"])
+            return Lesson("executor", topic, ask("Custom", example), turns.listed_in(example))
         case "answer_generate/math":
             example = next(streams["word_problems"])
             reply = f"<thought>{word_problems.expression_of(example)}</thought><answer>{example.ground_truth}</answer>"

@@ -8,9 +8,7 @@ from gradeflow.sources import Row, hotpotqa
 from gradeflow.sources.word_problems import NAMES
 from gradeflow.types import Example
 
-TOWNS = (
-    "Arden", "Bergen", "Corvo", "Delmar", "Elsin", "Farrow", "Garda", "Holm", "Imber", "Jura", "Kelso", "Lorne",
-)  # fmt: skip
+TOWNS = ("Arden", "Bergen", "Corvo", "Delmar", "Elsin", "Farrow", "Garda", "Holm")
 # A paragraph's title, its sentence, and the question about it.
 FACTS = (
     ("Birth", "{x} was born in {p}.", "Where was {x} born?"),

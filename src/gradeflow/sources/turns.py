@@ -38,10 +38,15 @@ def faced(start: str, turns: list[str]) -> list[str]:
     return found
 
 
+def listed_in(example: Example) -> str:
+    """The turns as the question lists them, which is no answer to it."""
+    return example.problem.partition(" turns: ")[2].partition(".")[0]
+
+
 def steps_of(example: Example) -> str:
     """Each turn with the direction after it."""
     start = re.search(r"faces (\w+)", example.problem)
-    turns = re.findall(rf"(?:{'|'.join(ORDER)}) (\w+)", example.problem)
+    turns = [turn.split()[1] for turn in listed_in(example).split(", ")]
     assert start is not None
     told = zip(ORDER, turns, faced(start[1], turns), strict=True)
     return f"faces {start[1]} " + " ".join(f"{place} {turn} {way}" for place, turn, way in told)
