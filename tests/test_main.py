@@ -38,7 +38,7 @@ def test_help_shows_type_meaning_and_value_of_a_setting(capsys: pytest.CaptureFi
 
 def test_every_setting_of_the_schema_is_in_some_command_s_help() -> None:
     shown = {section for command in cli.COMMANDS.values() for section in command.sections}
-    assert set(params.Params.model_fields) - shown == {"tracking"}
+    assert set(params.Params.model_fields) == shown
 
 
 def test_inputs_settings_and_the_file_are_told_apart() -> None:

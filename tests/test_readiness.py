@@ -18,8 +18,8 @@ def endpoint(url: str, **changes: Any) -> Endpoint:
     return SETTINGS.executor.model_copy(update={"url": url, "model": "m", "retries": 0, **changes})
 
 
-def check(endpoints: Mapping[str, Endpoint]) -> None:
-    asyncio.run(readiness.check(SETTINGS.sandbox, endpoints))
+def check(endpoints: Mapping[str, Endpoint], **sandbox: Any) -> None:
+    asyncio.run(readiness.check(SETTINGS.sandbox.model_copy(update=sandbox), endpoints))
 
 
 def test_each_endpoint_is_asked_once_and_one_in_this_process_is_not() -> None:
@@ -70,7 +70,7 @@ def test_a_machine_that_cannot_isolate_is_told_in_one_line_before_anyone_is_aske
     (tmp_path / "kernel" / "apparmor_restrict_unprivileged_userns").write_text("1")
     monkeypatch.setattr("gradeflow.sandbox.bubblewrap.SYSCTL", tmp_path)
     with pytest.raises(SetupError) as caught:
-        check({"executor": endpoint("http://127.0.0.1:9/v1")})
+        check({"executor": endpoint("http://127.0.0.1:9/v1")}, isolation="bubblewrap")
     said = str(caught.value)
     assert "bwrap: setting up uid map: Permission denied. Ubuntu's AppArmor" in said
     assert os.path.realpath(program) in said

@@ -41,6 +41,7 @@ class Command:
     help: str
     sections: tuple[str, ...] = ()
     inputs: tuple[Input, ...] = ()
+    more: str = ""
 
 
 COMMANDS: dict[str, Command] = {
@@ -94,6 +95,21 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "chain": Command("commands.chain", "base, train_grpo, evaluate, promote, serve: what `mlflow run .` runs"),
+    "doctor": Command(
+        "commands.doctor",
+        "what this machine has for a run, what is missing, and what to do about it",
+        ("sandbox", "tracking"),
+        more="""\
+One line each: Python and what is installed; vLLM's environment; which layer isolates model-written code, and how to
+get the others; the tracking store; executor and judge, where they are not local; the base model; disk and memory.
+
+  ok   there, and good
+  BAD  needed and missing: what follows the arrow mends it. The exit status is then 1
+  -    a run can do without it, or is weaker by it
+
+Nothing is changed but what a stage would change too: the store and its experiment are made. To try another setting:
+gradeflow doctor --sandbox.isolation landlock --executor.url http://127.0.0.1:8002/v1 --executor.model gpt-oss-120b""",
+    ),
     "profile": Command(
         "commands.profile",
         "settings for real hardware: `profile list`, `profile use NAME`, `profile import FILE [FILE]`",
@@ -219,6 +235,8 @@ def explain(name: str, command: Command) -> str:
     from gradeflow import params
 
     lines = [f"usage: gradeflow {name} [inputs] [--section.setting VALUE ...]", "", command.help, ""]
+    if command.more:
+        lines += [command.more, ""]
     if command.inputs:
         lines += ["inputs:", *(_input_line(given) for given in command.inputs), ""]
     lines += ["  --params PATH  another params.yaml", ""]

@@ -98,8 +98,8 @@ class Endpoint(Section):
 
 
 class Sandbox(Section):
-    isolation: Literal["auto", "bubblewrap", "none"] = setting(
-        "`auto` takes what passes its self-test and refuses without; `none` runs model-written code unprotected"
+    isolation: Literal["auto", "bubblewrap", "landlock", "none"] = setting(
+        "`auto` takes the first that passes its self-test, or refuses; `none` runs model-written code unprotected"
     )
     wall_s: float = setting("seconds for one run", gt=0)
     cpu_s: Positive = setting("CPU seconds for one run")

@@ -26,10 +26,15 @@ async def check(sandbox: params.Sandbox, endpoints: Mapping[str, params.Endpoint
         await trial.close()
     for name, endpoint in endpoints.items():
         if endpoint.url != llm.LOCAL:
-            await _ask(name, endpoint)
+            await ask(name, endpoint)
 
 
-async def _ask(name: str, endpoint: params.Endpoint) -> None:
+async def ask(name: str, endpoint: params.Endpoint) -> None:
+    """Ask an endpoint, by the name of its section, for a word.
+
+    Raises:
+        ProviderError: it does not answer: which section, which URL, and what to do.
+    """
     client = llm.connect(endpoint, None)
     try:
         async with asyncio.timeout(PATIENCE_S):

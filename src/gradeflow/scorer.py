@@ -39,17 +39,23 @@ _UNIT_TESTS = """
 import harness
 
 def _grade(inputs, hand_over):
-    import sys
-    secret, entry_point = inputs.pop("secret"), inputs.pop("entry_point")
-    sources, given, test = inputs.pop("sources"), inputs.pop("given"), inputs.pop("test")
+    import builtins, sys
+    secret, entry_point, parts = inputs.pop("secret"), inputs.pop("entry_point"), inputs.pop("parts")
+    sources, given, test = ([compile(text, f"{name}.py", "exec") for text in texts] for name, texts in parts)
+    run, named = exec, vars(builtins)
+    before = named.copy()
     answer, tests = type(sys)("answer"), type(sys)("tests")
-    sys.modules.update(answer=answer, tests=tests)
+    sys.modules["answer"] = answer
     for source in sources:
-        exec(compile(source, "answer.py", "exec"), answer.__dict__)
+        run(source, answer.__dict__)
+    named.update(before)
     candidate = getattr(answer, entry_point)
-    exec(compile(given, "tests.py", "exec"), tests.__dict__)
+    sys.modules["tests"] = tests
+    for source in given:
+        run(source, tests.__dict__)
     setattr(tests, entry_point, candidate)
-    exec(compile(test, "tests.py", "exec"), tests.__dict__)
+    for source in test:
+        run(source, tests.__dict__)
     tests.check(candidate)
     hand_over(secret)
 
@@ -211,12 +217,8 @@ def _unit_tests(example: Example, answer: str) -> dict[str, Any]:
         sources = [f"{given.rstrip()}\n{code}"]
     else:
         sources = [given, code] if _parses(given) else [code]
-    return {
-        "sources": sources,
-        "given": given if _parses(given) else "",
-        "test": test,
-        "entry_point": entry_point,
-    }
+    parts = [("answer", sources), ("tests", [given if _parses(given) else ""]), ("tests", [test])]
+    return {"parts": parts, "entry_point": entry_point}
 
 
 def _unfenced(answer: str, entry_point: str) -> str:

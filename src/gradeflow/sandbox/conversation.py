@@ -12,13 +12,15 @@ from typing import IO, Any, Literal, get_args
 
 from gradeflow.errors import Fault, SandboxError
 from gradeflow.sandbox.interpreter import Interpreter
-from gradeflow.sandbox.output import tree_size
+from gradeflow.sandbox.output import tree_size, unlinked_size
 
 Handler = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
-Limit = Literal["wall", "cpu", "memory", "processes", "disk", "output"]
+Limit = Literal["wall", "cpu", "memory", "processes", "disk", "files", "output"]
 CALLS_AT_ONCE = 256
+MOST_UNREAD = 64 << 20  # bytes of replies that wait for code to read them
 FLOOD = 64  # times the kept output; a run that writes more is stopped
 DISK_CHECK_S = 0.25
+THREAD_CHECK_S = 0.05
 START_S = 60  # an interpreter that has not taken its job by then is broken
 
 
@@ -38,6 +40,7 @@ class Bounds:
     cpu_s: float
     disk_bytes: int
     output_bytes: int
+    processes: int
 
 
 class ForgedMessageError(ValueError):
@@ -51,7 +54,7 @@ def _refuse_constant(name: str) -> None:
 def parse(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
-        json.dumps(message, ensure_ascii=False).encode("utf-8")
+        json.dumps(message, ensure_ascii=False, allow_nan=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise ForgedMessageError(f"not a line of JSON: {error}") from None
     if not isinstance(message, dict):
@@ -148,7 +151,9 @@ class Conversation:
         captures = [Capture(pipe, keep, self._flood) for pipe in (interpreter.stdout, interpreter.stderr)]
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(START_S, self._stop, Ending("failed"))
-        watch = [self._loop.create_task(self._watch_disk(folder)) for folder in [interpreter.place.folder] if folder]
+        watch = [self._loop.create_task(self._watch_disk(folder)) for folder in [interpreter.folder] if folder]
+        if interpreter.place.layer == "landlock":
+            watch.append(self._loop.create_task(self._watch_threads()))
         try:
             self._say(job)
             ending = await self._listen(reader)
@@ -196,6 +201,8 @@ class Conversation:
             case {"kind": "call", "id": int(number), "name": str(name), "arguments": dict(arguments)}:
                 if len(self._calls) >= CALLS_AT_ONCE:
                     raise ForgedMessageError(f"more than {CALLS_AT_ONCE} calls at once")
+                if self._writer.transport.get_write_buffer_size() > MOST_UNREAD:
+                    raise ForgedMessageError(f"more than {MOST_UNREAD} bytes of replies are not read")
                 task = self._loop.create_task(self._answer(number, name, arguments))
                 self._calls.add(task)
                 task.add_done_callback(self._calls.discard)
@@ -238,15 +245,24 @@ class Conversation:
         self._stop(Ending("limit", None, f"more than {most} bytes of output", "output"))
 
     async def _watch_disk(self, folder: Path) -> None:
-        while await asyncio.to_thread(tree_size, folder) <= self._bounds.disk_bytes:  # noqa: ASYNC110 - no event tells
+        while await asyncio.to_thread(self._taken, folder) <= self._bounds.disk_bytes:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(DISK_CHECK_S)
         self._stop(self._full())
 
+    async def _watch_threads(self) -> None:
+        """Where the kernel does not count them by sandbox, too many live for one check."""
+        while self._interpreter.threads() <= self._bounds.processes:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(THREAD_CHECK_S)
+        self._stop(Ending("limit", None, "too many processes or threads", "processes"))
+
     async def _within_disk(self, ending: Ending) -> Ending:
-        folder = self._interpreter.place.folder
-        if folder is None or await asyncio.to_thread(tree_size, folder) <= self._bounds.disk_bytes:
+        folder = self._interpreter.folder
+        if folder is None or await asyncio.to_thread(self._taken, folder) <= self._bounds.disk_bytes:
             return ending
         return self._full()
+
+    def _taken(self, folder: Path) -> int:
+        return tree_size(folder) + unlinked_size(self._interpreter.processes(), folder)
 
     def _full(self) -> Ending:
         return Ending("limit", None, f"a working folder of more than {self._bounds.disk_bytes} bytes", "disk")

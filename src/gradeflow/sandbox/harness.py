@@ -17,6 +17,8 @@ import json
 import os
 import resource
 import sys
+from json import loads
+from os import _exit, getpid, read, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 FILENAME = "script.py"
 NOBODY = 65534
 TOP_LEVEL_AWAIT = 0x2000
+dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # code may change json, os and sys
 RESERVE = 32 << 20  # address space that is left for reporting a MemoryError
 
 
@@ -60,7 +63,7 @@ def set_limits(limits: dict[str, int]) -> None:
 class Channel:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.owner = os.getpid()
+        self.owner = getpid()
         self.rest = b""
         self.number = 0
         self.replies: dict[int, Message] = {}
@@ -71,19 +74,19 @@ class Channel:
         self.uses_asyncio = False
 
     def send(self, message: Message) -> None:
-        if os.getpid() != self.owner:
+        if getpid() != self.owner:
             raise RuntimeError("the harness answers to the first process only")
-        line = json.dumps(message, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
+        line = dumps(message).encode("utf-8", "replace") + b"\n"
         if self.limit and len(line) > self.limit:
             raise OutputLimitError(f"{message['kind']} of {len(line)} bytes; at most {self.limit} are handed over")
         with self.writing:
             while line:
-                line = line[os.write(self.descriptor, line) :]
+                line = line[write(self.descriptor, line) :]
 
     def receive(self) -> list[bytes]:
-        chunk = os.read(self.descriptor, 1 << 20)
+        chunk = read(self.descriptor, 1 << 20)
         if not chunk:
-            os._exit(0)  # the host is gone
+            _exit(0)  # the host is gone
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         return lines
 
@@ -91,12 +94,12 @@ class Channel:
         while True:
             if lines := self.receive():
                 self.uses_asyncio = b"asyncio" in lines[0]
-                job: Message = json.loads(lines[0])
+                job: Message = loads(lines[0])
                 return job
 
     def pump(self) -> None:
         for line in self.receive():
-            reply = json.loads(line)
+            reply = loads(line)
             loop, future = self.futures.pop(reply["id"], (None, None))
             if future is None:
                 self.replies[reply["id"]] = reply
@@ -224,8 +227,12 @@ def limit_behind(error: BaseException) -> tuple[str, str] | None:
     number = getattr(error, "errno", None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM:
         return "memory", "out of memory"
-    if number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-        return "disk", "no space left in the working folder, or the file is too large"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "disk", "no space left in the working folder"
+    if number == errno.EFBIG:
+        return "disk", "the file is larger than allowed"
+    if number == errno.EMFILE:
+        return "files", "too many open files"
     if isinstance(error, BlockingIOError) and number == errno.EAGAIN and getattr(error, "filename", None) is None:
         return "processes", "too many processes or threads"
     if isinstance(error, RuntimeError) and error.args == ("can't start new thread",):
@@ -310,16 +317,29 @@ def end_of(source: str, harness: Any) -> Message:
     return {"status": "ok"}
 
 
+def load(modules: list[str]) -> None:
+    """Import what the job is likely to; what fails here fails again where the job can see it."""
+    for name in modules:
+        try:
+            __import__(name)
+        except Exception:  # noqa: S112
+            continue
+
+
 def main() -> None:
     descriptor = int(sys.argv[1])
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, 1 << 10)
     if sys.argv[2] == "leave-root":
         leave_root()
     os.chdir(os.environ["HOME"])
+    paths, modules = loads(sys.argv[4])
+    sys.path += paths
+    load(modules)
     channel = Channel(descriptor)
     job = channel.first()
     os.set_inheritable(descriptor, False)
     sys.path[:0] = [os.getcwd()]
-    sys.path += job["paths"]
     set_limits(job["limits"])
     channel.send({"kind": "started"})
     channel.limit = job["limits"]["output"]
@@ -330,12 +350,12 @@ def main() -> None:
                 stream.flush()
         except BaseException:  # noqa: S112 - the code may have put anything there
             continue
-    if os.getpid() == channel.owner:
+    if getpid() == channel.owner:
         channel.limit = 0
         channel.send({"kind": "ended", **ending})
-        while os.read(descriptor, 1 << 16):  # the host ends this process, and sees to what it leaves
+        while read(descriptor, 1 << 16):  # the host ends this process, and sees to what it leaves
             pass
-    os._exit(0)
+    _exit(0)
 
 
 main()

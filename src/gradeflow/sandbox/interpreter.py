@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 from gradeflow.errors import SandboxError
-from gradeflow.sandbox import bubblewrap
+from gradeflow.sandbox import bubblewrap, landlock, seccomp
+from gradeflow.sandbox.output import names
 
-Layer = Literal["bubblewrap", "none"]
+Layer = Literal["bubblewrap", "landlock", "none"]
 Root = Literal["stay", "leave-root"]
 HARNESS = Path(__file__).with_name("harness.py")
 ENTER = "import marshal, os, sys; exec(marshal.loads(os.read(int(sys.argv[1]), int(sys.argv[3]))))"
@@ -26,12 +27,16 @@ ENTER = "import marshal, os, sys; exec(marshal.loads(os.read(int(sys.argv[1]), i
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an interpreter works: the caller's folder or, with None, a private one that vanishes with it."""
+    """Where an interpreter works: the caller's folder or, with None, a private one that vanishes with it.
+
+    `modules` are imported before the job comes.
+    """
 
     layer: Layer
     folder: Path | None
     disk_bytes: int
     packages: bool
+    modules: tuple[str, ...] = ()
 
 
 class Interpreter:
@@ -46,11 +51,40 @@ class Interpreter:
         self.stdout = process.stdout
         self.stderr = process.stderr
         self.first: int | None = None  # a pidfd of the first process inside: with it, everything inside ends
+        self.inside: Path | None = None  # /proc as the code sees it
         self._scratch = scratch
+        self._folder = _identity(place.folder)
 
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    @property
+    def folder(self) -> Path | None:
+        """Where on the host it works; None where no folder of the host is in it."""
+        return self.place.folder or self._scratch
+
+    def fits(self, place: Place) -> bool:
+        """Whether it works there; a folder that was made anew under the same name is another."""
+        return self.place == place and self._folder == _identity(place.folder)
+
+    def take(self) -> None:
+        """What came into its folder while it waited is for the code too."""
+        if self.place.layer == "bubblewrap" and self.place.folder is not None and bubblewrap.leaves_root():
+            bubblewrap.hand_over(self.place.folder)
+
+    def processes(self) -> list[Path]:
+        """All that run inside; without a /proc of its own, the first alone."""
+        if self.inside is None:
+            return [Path(f"/proc/{self.process.pid}")]
+        return [self.inside / name for name in names(self.inside) if name.isdigit()]
+
+    def threads(self) -> int:
+        """How many the process that was started has; none once it has ended."""
+        try:
+            return sum(1 for _ in Path(f"/proc/{self.process.pid}/task").iterdir())
+        except OSError:
+            return 0
 
     def kill(self) -> None:
         """End it and all it started; without isolation, what has left its session escapes."""
@@ -66,7 +100,7 @@ class Interpreter:
         """Its exit status as a shell gives it: 128 and the signal's number when a signal ended the code."""
         while (status := self.process.poll()) is None:  # noqa: ASYNC110 - a process is no event
             await asyncio.sleep(0.002)
-        return 128 - status if status < 0 and self.place.layer == "none" else status
+        return 128 - status if status < 0 and self.place.layer != "bubblewrap" else status
 
     async def bury(self) -> None:
         self.kill()
@@ -80,6 +114,13 @@ class Interpreter:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 
+def _identity(folder: Path | None) -> tuple[int, int] | None:
+    if folder is None or not folder.exists():
+        return None
+    found = folder.stat()
+    return found.st_dev, found.st_ino
+
+
 async def start(place: Place) -> Interpreter:
     """Start an interpreter that waits for its job.
 
@@ -88,8 +129,9 @@ async def start(place: Place) -> Interpreter:
     """
     if place.layer == "bubblewrap":
         return await _start_isolated(place)
-    scratch = None if place.folder else Path(tempfile.mkdtemp(prefix="gradeflow-sandbox-"))
-    return _spawn(place, [], "stay", cwd=place.folder or scratch, scratch=scratch)
+    folder = place.folder or Path(tempfile.mkdtemp(prefix="gradeflow-sandbox-"))
+    command = landlock.arguments(folder=folder, with_packages=place.packages) if place.layer == "landlock" else []
+    return _spawn(place, command, "stay", cwd=folder, scratch=None if place.folder else folder)
 
 
 async def _start_isolated(place: Place) -> Interpreter:
@@ -98,17 +140,21 @@ async def _start_isolated(place: Place) -> Interpreter:
     if leaves_root and place.folder is not None:
         bubblewrap.hand_over(place.folder)
     command = bubblewrap.arguments(folder=place.folder, disk_bytes=place.disk_bytes, with_packages=place.packages)
+    program = seccomp.program()
     info, info_end = os.pipe()
     gate_end, gate = os.pipe()
+    filter_end, filter_in = os.pipe()
+    os.write(filter_in, program)
+    os.close(filter_in)
     try:
-        command[1:1] = ["--info-fd", str(info_end)]
+        command[1:1] = ["--info-fd", str(info_end), "--seccomp", str(filter_end)]
         command[1:1] = ["--userns-block-fd", str(gate_end)] if leaves_root else []
         try:
             root: Root = "leave-root" if leaves_root else "stay"
-            interpreter = _spawn(place, command, root, inherited=(info_end, gate_end))
+            interpreter = _spawn(place, command, root, inherited=(info_end, gate_end, filter_end))
         finally:
-            os.close(info_end)
-            os.close(gate_end)
+            for end in (info_end, gate_end, filter_end):
+                os.close(end)
         await _let_in(interpreter, info, gate, leaves_root=leaves_root)
     finally:
         os.close(info)
@@ -148,6 +194,7 @@ async def _meet_first(interpreter: Interpreter, info: int) -> int:
         interpreter.first = os.pidfd_open(pid) if pid else None
     if not pid:
         raise ValueError("bubblewrap ended before it had told its process")
+    interpreter.inside = Path(f"/proc/{pid}/root/proc")
     return pid
 
 
@@ -177,8 +224,10 @@ def _spawn(
         str(theirs.fileno()),
         root,
         str(len(harness)),
+        json.dumps([bubblewrap.packages() if place.packages else [], place.modules]),
     ]
-    environment = {} if command else bubblewrap.ENVIRONMENT | {"HOME": str(cwd)}
+    bubblewrapped = place.layer == "bubblewrap"
+    environment = {} if bubblewrapped else bubblewrap.ENVIRONMENT | {"HOME": str(cwd), "TMPDIR": str(cwd)}
     try:
         process = subprocess.Popen(
             [*command, *run_it],
@@ -188,7 +237,7 @@ def _spawn(
             cwd=cwd or "/",
             env=environment,
             pass_fds=(theirs.fileno(), *inherited),
-            start_new_session=not command,
+            start_new_session=not bubblewrapped,
         )
     except OSError as error:
         ours.close()
