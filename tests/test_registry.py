@@ -1,10 +1,12 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from gradeflow import registry, tracking
+from gradeflow import prompt, registry, solve, tracking
 from gradeflow.errors import TrackingError
 from gradeflow.registry import Version
+from gradeflow.workflow import operators
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
@@ -121,3 +123,74 @@ def test_descriptions_grow_line_by_line(run_id: str, tmp_path: Path) -> None:
     for line in ("first", "second", "first"):
         registry.describe(version, line)
     assert mlflow.MlflowClient().get_model_version("described", "1").description == "first\n\nsecond"
+
+
+def linked(run_id: str) -> dict[str, int]:
+    tags = tracking.read_tags(run_id)
+    return {one["name"]: int(one["version"]) for one in json.loads(tags["mlflow.linkedPrompts"])}
+
+
+def record(*names: str) -> str:
+    with tracking.start_run("train_grpo", {}) as run:
+        registry.record_prompts(run, names)
+    return run.id
+
+
+def test_a_prompt_has_one_version_for_each_text(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again = record("custom", "judge"), record("judge", "policy")
+    assert linked(first) == {"gradeflow.custom": 1, "gradeflow.judge": 1}
+    assert linked(again) == {"gradeflow.judge": 1, "gradeflow.policy": 1}
+    texts = {name: prompt.load(name) for name in ("custom", "judge")} | {"judge": prompt.Prompt("judge", "{question}?")}
+    monkeypatch.setattr(prompt, "load", texts.__getitem__)
+    changed = record("custom", "judge")
+    assert linked(changed) == {"gradeflow.custom": 1, "gradeflow.judge": 2}
+    assert json.loads(tracking.read_tags(changed)["gradeflow.prompts"]) == {
+        name: one.version for name, one in texts.items()
+    }
+    monkeypatch.undo()
+    assert linked(record("judge")) == {"gradeflow.judge": 1}
+
+
+def test_a_prompt_from_the_registry_reads_as_ours_does(store: Path) -> None:
+    import mlflow
+
+    values = {"instruction": "Be {brief}.", "input": "{{x}} \\1"}
+    version = linked(record("custom"))["gradeflow.custom"]
+    found = mlflow.genai.load_prompt("gradeflow.custom", version=version)
+    assert found.format(**values) == prompt.load("custom").render(**values)
+    assert found.variables == {"instruction", "input"}
+    assert found.tags["gradeflow.prompt.version"] == prompt.load("custom").version
+
+
+def test_the_link_is_the_one_that_mlflow_makes(store: Path) -> None:
+    import mlflow
+
+    run_id = record("custom")
+    before = tracking.read_tags(run_id)
+    mlflow.MlflowClient().link_prompt_version_to_run(
+        run_id, f"prompts:/gradeflow.custom/{linked(run_id)['gradeflow.custom']}"
+    )
+    assert tracking.read_tags(run_id) == before
+
+
+def test_prompts_that_are_not_taken_cost_a_warning_and_not_the_run(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model has the name that the prompt would get."""
+    import mlflow
+
+    taken = prompt.Prompt("taken", "{x}")
+    mlflow.MlflowClient().create_registered_model("gradeflow.taken")
+    monkeypatch.setattr(prompt, "load", {"taken": taken}.__getitem__)
+    with pytest.warns(UserWarning, match="prompts are not in the registry: .*gradeflow.taken"):
+        run_id = record("taken")
+    tags = tracking.read_tags(run_id)
+    assert json.loads(tags["gradeflow.prompts"]) == {"taken": taken.version}
+    assert "mlflow.linkedPrompts" not in tags
+    assert mlflow.get_run(run_id).info.status == "FINISHED"
+
+
+def test_the_stages_record_every_prompt_that_there_is() -> None:
+    files = Path(prompt.__file__).with_name("prompts").glob("*.txt")
+    recorded = {"policy", "judge", *operators.prompts(operators.OPERATORS), *solve.PROMPTS}
+    assert recorded == {file.stem for file in files}

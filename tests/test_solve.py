@@ -257,6 +257,7 @@ def test_solve_runs_from_endpoint_to_tracked_grade(
         "engineering",
         "stand-in",
     )
+    assert set(json.loads(tags["gradeflow.prompts"])) == set(solve.PROMPTS)
     kept = tracking.download_artifact(run_id, "artifacts/telemetry/run_metadata.json", tmp_path / "kept")
     assert json.loads(kept.read_text())["summary"]["grade_score"] == 1.0
     line = results(tmp_path)

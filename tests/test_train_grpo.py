@@ -3,6 +3,7 @@
 A named stand-in answers the operators: right where it is asked in words, nonsense where it is to write code.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -66,11 +67,13 @@ def test_every_step_is_in_mlflow_under_the_names_that_users_know(trained: tuple[
     assert [step for step, _ in points(run, "val_accuracy")] == [0, 1, 2]
 
 
-def test_the_run_names_data_base_and_scorer(trained: tuple[Path, Params, str]) -> None:
+def test_the_run_names_data_base_scorer_and_prompts(trained: tuple[Path, Params, str]) -> None:
     _, _, run = trained
     assert set(tracking.read_datasets(run)) == {"train_mixed.jsonl", "val_mixed.jsonl"}
     tags = tracking.read_tags(run)
     assert {"gradeflow.base.digest", "gradeflow.scorer.version", "gradeflow.adapter.digest"} <= set(tags)
+    assert {"policy", "judge", "custom", "programmer"} <= set(json.loads(tags["gradeflow.prompts"]))
+    assert "gradeflow.policy" in tags["mlflow.linkedPrompts"]
 
 
 def test_tables_and_traces_show_rollouts(trained: tuple[Path, Params, str]) -> None:

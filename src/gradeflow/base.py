@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gradeflow import disk, fingerprint, models, readiness, sources, tracking
+from gradeflow import disk, fingerprint, models, readiness, registry, sources, tracking
 from gradeflow.embedded import curriculum, teach
 from gradeflow.embedded.recipe import recipe
 from gradeflow.errors import JudgeError
@@ -30,7 +30,7 @@ from gradeflow.grpo.sample import complete, policy_prompts
 from gradeflow.judge import Judge
 from gradeflow.params import Params
 from gradeflow.types import KINDS, Example, Sample
-from gradeflow.workflow import fixed
+from gradeflow.workflow import fixed, operators
 from gradeflow.workflow.program import ProgramError, parse
 
 SECTIONS = ("base", "executor", "judge", "sandbox", "workflow", "scorer")
@@ -56,6 +56,7 @@ def main(params: Params) -> None:
         runner.run(readiness.check(params.sandbox, {"executor": params.executor, "judge": params.judge}))
         with tracking.start_run("base", params.model_dump(mode="json"), fingerprint=mark) as run:
             run.set_tags({"gradeflow.base.name": identity.name, "gradeflow.base.digest": identity.digest})
+            registry.record_prompts(run, ["policy", "judge", *operators.prompts(params.workflow.operators)])
             if not there:
                 with disk.watched(params.base.folder):
                     make(params, folder, run)
@@ -138,12 +139,12 @@ def _parses(text: str) -> bool:
 
 def _first_operator(text: str) -> str:
     """The operator that a workflow is about: the ensemble if there is one, else the first that it calls."""
-    from gradeflow.workflow.operators import OPERATORS
-
     if "self.sc_ensemble(" in text:
         return "ScEnsemble"
     called = [
-        (text.index(f"self.{op.attribute}("), name) for name, op in OPERATORS.items() if f"self.{op.attribute}(" in text
+        (text.index(f"self.{op.attribute}("), name)
+        for name, op in operators.OPERATORS.items()
+        if f"self.{op.attribute}(" in text
     ]
     return min(called)[1] if called else ""
 

@@ -27,7 +27,7 @@ from gradeflow.grpo.harness import WorkflowTask, run_harness
 from gradeflow.grpo.loop import TooManyFaults
 from gradeflow.params import Params
 from gradeflow.types import KINDS, Sample
-from gradeflow.workflow import fixed
+from gradeflow.workflow import fixed, operators
 
 SECTIONS = ("evaluate", "base", "executor", "judge", "sandbox", "workflow", "scorer")
 
@@ -52,6 +52,7 @@ def main(params: Params, *, adapter: str = "") -> None:
         models.leaving_room(),
         asyncio.Runner() as runner,
     ):
+        registry.record_prompts(run, ["policy", "judge", *operators.prompts(params.workflow.operators)])
         run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
         environment = WorkflowEnvironment(params)
         try:

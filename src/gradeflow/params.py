@@ -20,7 +20,18 @@ from gradeflow.errors import SettingsError
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
-Operator = Literal["Custom", "AnswerGenerate", "CustomCodeGenerate", "Programmer", "ScEnsemble"]
+Operator = Literal[
+    "Custom",
+    "AnswerGenerate",
+    "CustomCodeGenerate",
+    "Programmer",
+    "ScEnsemble",
+    "MdEnsemble",
+    "Test",
+    "Format",
+    "Review",
+    "Revise",
+]
 
 
 def setting(help: str, **limits: Any) -> Any:  # noqa: A002 - the word users know from `--help`
@@ -120,6 +131,8 @@ class Workflow(Section):
     operators: list[Operator] = setting("operators that a policy is told of and may call", min_length=1)
     wall_s: float = setting("seconds for one workflow, its operators included", gt=0)
     max_calls: Positive = setting("operator calls in one workflow")
+    max_tokens: Count = setting("executor tokens in one workflow, read and written; 0: no limit")
+    max_cost: float = setting("USD that one workflow may cost at the executor; 0: no limit", ge=0)
 
 
 class Lora(Section):

@@ -1,19 +1,21 @@
-"""The MLflow model registry: adapters as versions, aliases that point to them, their files.
+"""MLflow's registries: adapters as versions of a model, aliases that point to them, their files; and the prompts.
 
-A version holds adapter files only, never the base. It is known by the adapter's digest: the same adapter is
-registered once.
+A version of a model holds adapter files only, never the base. It is known by the adapter's digest, as that of a
+prompt is by the digest of its text: the same one is registered once.
 """
 
 import json
 import shutil
+import string
 import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradeflow import digest as digests
-from gradeflow import tracking
+from gradeflow import prompt, tracking
 from gradeflow.errors import TrackingError
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 ADAPTER_DIGEST = "gradeflow.adapter.digest"
 FILES = "gradeflow.files"
+PROMPTS = "gradeflow.prompts"
+PROMPT_VERSION = "gradeflow.prompt.version"
+PROMPT_PREFIX = "gradeflow."
 ABOUT = """LoRA adapters, a version each, known by the digest of their files. Tags name what a version rests on.
 
 - `champion`: what is served
@@ -145,6 +150,57 @@ def fetch(version: Version, cache: Path) -> Path:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return folder
+
+
+def record_prompts(run: tracking.Run, names: Iterable[str]) -> None:
+    """Say on the run which prompts it uses, and link it to their versions in the registry, new ones where needed.
+
+    A registry that does not take them costs a warning and the link, and not the run: the run's own tag has the
+    digests of the texts, which come with the code.
+    """
+    from mlflow.tracing.constant import TraceTagKey
+
+    prompts = [prompt.load(name) for name in names]
+    run.set_tags({PROMPTS: json.dumps({one.name: one.version for one in prompts})})
+    try:
+        with tracking.told():
+            found = _prompt_versions(prompts, run)
+            linked = [{"name": _registered_as(one), "version": version} for one, version in found]
+            run.set_tags({TraceTagKey.LINKED_PROMPTS: json.dumps(linked)})
+    except TrackingError as error:
+        warnings.warn(f"the prompts are not in the registry: {error}", stacklevel=2)
+
+
+def _prompt_versions(prompts: Iterable[prompt.Prompt], run: tracking.Run) -> Iterator[tuple[prompt.Prompt, str]]:
+    """Each prompt with the number of the version that has its text."""
+    client = _client()
+    ours = f"name LIKE '{PROMPT_PREFIX}%' AND tags.`mlflow.prompt.is_prompt` = 'true'"
+    found = client.search_model_versions(ours, max_results=1000)
+    known = {(one.name, one.tags.get(PROMPT_VERSION)): str(one.version) for one in found}
+    for one in prompts:
+        yield one, known.get((_registered_as(one), one.version)) or _register(client, one, run)
+
+
+def _register(client: "mlflow.MlflowClient", one: prompt.Prompt, run: tracking.Run) -> str:
+    in_experiment = {"MLFLOW_EXPERIMENT_ID": run.experiment}  # in whose list of prompts it will be
+    with tracking._environment(in_experiment):  # noqa: SLF001 - the other module that sets up MLflow
+        made = client.register_prompt(
+            _registered_as(one),
+            _in_mlflows_form(one.text),
+            commit_message=f"text {one.version}",
+            tags={PROMPT_VERSION: one.version},
+        )
+    return str(made.version)
+
+
+def _registered_as(one: prompt.Prompt) -> str:
+    return PROMPT_PREFIX + one.name
+
+
+def _in_mlflows_form(text: str) -> str:
+    """The text with `{{name}}` where ours has `{name}`, so that MLflow knows its variables."""
+    parts = string.Formatter().parse(text)
+    return "".join(literal + (f"{{{{{name}}}}}" if name else "") for literal, name, _, _ in parts)
 
 
 def _problems(version: Version, folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gradeflow import benchmarks, readiness, tracking
+from gradeflow import benchmarks, readiness, registry, tracking
 from gradeflow.attempt import Attempt, solve_task
 from gradeflow.benchmarks import Competition
 from gradeflow.errors import DataError, GradeflowError, SettingsError
@@ -35,6 +35,7 @@ COLUMNS = (
     "valid_submission",
     "error_message",
 )
+PROMPTS = ("agent_task", "agent_continue", "agent_no_experiment", "agent_conclude")
 BENCHMARK = "gradeflow.solve.benchmark"
 TASK = "gradeflow.solve.task"
 MODEL = "gradeflow.solve.model"
@@ -53,6 +54,7 @@ def main(params: Params, *, task: str = "", scripted: str = "") -> None:
         tracking.connect(params.tracking, Path.cwd())
         with tracking.start_run("solve", redact(params.model_dump(mode="json"))) as run:
             run.set_tags({BENCHMARK: params.solve.benchmark, TASK: competition.id})
+            registry.record_prompts(run, PROMPTS)
             attempt = asyncio.run(_attempt(competition, params, replies))
             run.set_tags({MODEL: attempt.model})
             run.log_metrics(metrics(attempt))

@@ -63,7 +63,7 @@ test_dataset: data/test.jsonl
 domain_ratios: {math: 0.4, code: 0.3, qa: 0.3}
 aflow_config_path: config/aflow_llm.yaml
 aflow_executor_model: gpt-oss-120b
-aflow_operators: [Custom, AnswerGenerate, Programmer, ScEnsemble, Test, Review, Revise]
+aflow_operators: [Custom, AnswerGenerate, Programmer, ScEnsemble, Test, Review, Revise, Plan]
 aflow_operator_descriptions_path: operator.json
 execution_timeout: 600
 reward_weights: {correctness: 0.65, efficiency: 0.15, simplicity: 0.1, format: 0.05, repetition: 0.05}
@@ -272,7 +272,8 @@ def test_an_import_gives_settings_that_fit(root: Path) -> None:
     assert settings.train.dtype == "bfloat16"
     assert settings.train.lora.target_modules == ["q_proj", "k_proj", "v_proj", "o_proj"]
     assert settings.mix.type_ratios == {"math": 0.4, "code": 0.3, "qa": 0.3}
-    assert settings.workflow.operators == ["Custom", "AnswerGenerate", "Programmer", "ScEnsemble"]
+    asked = ["Custom", "AnswerGenerate", "Programmer", "ScEnsemble", "Test", "Review", "Revise"]
+    assert settings.workflow.operators == asked
     assert settings.workflow.wall_s == 600
     assert settings.base.model == "Qwen/Qwen2.5-7B-Instruct"
     assert settings.executor.url == settings.judge.url == "http://127.0.0.1:8002/v1"
@@ -337,7 +338,7 @@ def test_a_kl_that_is_off_has_no_weight(root: Path) -> None:
 def test_operators_that_are_not_offered_are_named(root: Path) -> None:
     note = next(note for note in original(root).notes if note.key == "aflow_operators")
     assert note.to == "workflow.operators"
-    assert note.reason == "not offered here: Test, Review, Revise"
+    assert note.reason == "not offered here: Plan"
 
 
 def test_no_secret_reaches_settings_or_notes(root: Path) -> None:

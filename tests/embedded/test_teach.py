@@ -1,13 +1,16 @@
+import importlib
 import itertools
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from gradeflow import params
+from gradeflow import params, prompt
 from gradeflow.embedded import curriculum, teach
 from gradeflow.embedded.recipe import recipe
 from gradeflow.embedded.teach import Encoded
+from gradeflow.workflow import operators
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,6 +101,23 @@ def test_teaching_lowers_the_loss(settings: params.Base, lessons: list[curriculu
 def test_the_recipe_changes_with_what_it_makes_and_not_with_where_it_lies(settings: params.Base) -> None:
     assert recipe(settings) == recipe(settings.model_copy(update={"folder": Path("elsewhere"), "measure": 1}))
     assert recipe(settings) != recipe(settings.model_copy(update={"seed": 1}))
+
+
+def test_the_recipe_names_what_the_lessons_are_made_of_and_no_more(
+    settings: params.Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each prompt that lessons load is in it, and each source that a source of theirs imports."""
+    load, loaded = prompt.load, set()
+    monkeypatch.setattr(prompt, "load", lambda name: loaded.add(name) or load(name))
+    list(itertools.islice(curriculum.lessons(0), 400))
+    named = recipe(settings)
+    assert loaded == set(named["prompts"])
+    sources = {Path(file).stem for file in named["files"] if file.startswith("sources/")}
+    for name in sources - {"__init__"}:
+        imported = vars(importlib.import_module(f"gradeflow.sources.{name}")).values()
+        found = {module.__name__ for module in imported if isinstance(module, ModuleType)}
+        assert {one.rpartition(".")[2] for one in found if one.startswith("gradeflow.sources.")} <= sources
+    assert operators.describe(["Test"]) not in str(named)
 
 
 def test_every_loader_cuts_text_as_it_was_taught(

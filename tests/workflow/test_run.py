@@ -1,7 +1,8 @@
 """Whole runs: a completion, an example, a scripted executor and the sandbox."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from gradeflow.llm import ChatClient, Reply, ScriptedClient
 from gradeflow.prompt import Message
 from gradeflow.sandbox import Execution, Sandbox
 from gradeflow.types import Example
+from gradeflow.workflow import run
+from gradeflow.workflow.operators import OPERATORS, Trace
+from gradeflow.workflow.program import Program
 from gradeflow.workflow.run import WorkflowRun, run_workflow
 
 SETTINGS = params.load(Path(__file__).parents[2] / "params.yaml")
@@ -125,6 +129,42 @@ def test_a_class_may_take_the_entry_point_and_do_without_a_constructor() -> None
     assert go(source, example=replace(EXAMPLE, extra={"entry_point": "add"})).answer == "add"
 
 
+@pytest.mark.parametrize(
+    "imported",
+    [
+        "import workspace.math.workflows.round_1.prompt as prompt_custom",
+        "from workspace.math.workflows.round_1 import prompt as prompt_custom",
+    ],
+)
+def test_the_prompts_of_a_round_are_a_module_without_any(imported: str) -> None:
+    program = Program(f"{imported}\n{GRAPH}".replace('"Answer briefly."', "str(vars(prompt_custom))"), "class")
+    inputs = run._inputs(program, EXAMPLE, SETTINGS.workflow)
+    asked = []
+
+    async def serve(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        asked.append(arguments.get("instruction"))
+        return {"value": {"response": "42"}, "usage": Trace().usage()}
+
+    async def execute() -> Execution:
+        sandbox = Sandbox(SETTINGS.sandbox)
+        try:
+            return await sandbox.run(run._shim(), inputs=inputs, handler=serve)
+        finally:
+            await sandbox.close()
+
+    execution = asyncio.run(execute())
+    assert (execution.value, execution.error) == ({"answer": "42"}, "")
+    assert "workspace.math.workflows.round_1.prompt" in asked[0]
+
+
+def test_a_class_may_take_the_public_tests_and_nothing_else() -> None:
+    source = "class Workflow:\n    async def __call__(self, problem, entry_point, test='none'):\n        return test, 0"
+    hidden = {"entry_point": "add", "test": "def check(candidate):\n    assert candidate(5, 6) == 11"}
+    shown = 'def add(a, b):\n    """Add.\n\n    >>> add(1, 2)\n    3\n    """\n'
+    assert go(source, example=Example("1", "functions", "code", shown, "", hidden)).answer == "assert add(1, 2) == 3"
+    assert go(source, example=Example("1", "functions", "code", "Write add.", "", hidden)).answer == ""
+
+
 def test_operators_take_arguments_by_position_too() -> None:
     done = go(f'r = await self.custom(problem, "Say it.")\nreturn r["response"], {COST}', lambda m: m[0]["content"])
     assert done.answer == f"Say it.\n\n{EXAMPLE.problem}"
@@ -198,6 +238,46 @@ return found, 0"""
     assert go(source, ["a"] * 5, max_calls=5).answer == "a"
 
 
+@pytest.mark.parametrize(
+    ("limit", "calls", "reason"),
+    [
+        ({"max_tokens": 44}, 3, "more than 44 tokens"),
+        ({"max_tokens": 45}, 4, "more than 45 tokens"),
+        ({"max_cost": 1.5}, 2, "more than 1.5 USD"),
+        ({"max_cost": 4.0}, 5, "more than 4 USD"),
+        ({"max_cost": 1.0, "max_tokens": 20}, 2, "more than 20 tokens"),
+    ],
+)
+def test_tokens_and_cost_are_budgets_too(limit: dict[str, float], calls: int, reason: str) -> None:
+    source = """\
+for _ in range(9):
+    try:
+        await self.answer_generate(input=problem)
+    except Exception:
+        pass
+return "done", 0"""
+    client = PricedClient()
+    done = go(source, client, **limit)
+    assert (done.answer, done.failure, done.reason) == (None, "budget", reason)
+    assert client.calls == calls
+    assert done.cost == calls
+
+
+def test_a_budget_holds_inside_an_operator() -> None:
+    source = "r = await self.md_ensemble(solutions=['1', '2'], problem=problem)\nreturn r['solution'], 0"
+    everything = {"operators": list(OPERATORS), "max_cost": 2.0}
+    done = go(source, PricedClient(), **everything)
+    assert (done.failure, done.reason) == ("budget", "more than 2 USD")
+    source = "r = await self.programmer(problem=problem)\nreturn r['output'], 0"
+    done = go(source, client := PricedClient(), **everything | {"max_cost": 1.5})
+    assert (done.failure, client.calls) == ("budget", 2)
+
+
+def test_a_budget_that_is_just_used_up_is_kept() -> None:
+    source = f'r = await self.custom(input="", instruction="")\nreturn r["response"], {COST}'
+    assert go(source, PricedClient(), max_calls=1, max_tokens=15, max_cost=1.0).answer == "answer 1"
+
+
 def test_mends_are_recorded_and_a_mended_program_is_not_valid() -> None:
     done = go("r = await self.AnswerGenerate(input=problem)\nreturn r['answer']", ["42"])
     assert (done.answer, done.failure, done.valid) == ("42", None, False)
@@ -253,6 +333,41 @@ def test_two_workflows_at_once_have_costs_of_their_own() -> None:
     assert (one.answer, one.cost, three.answer, three.cost) == ("1.0", 1.0, "3.0", 3.0)
 
 
+class DoublingClient(PricedClient):
+    """The n-th call costs 2**n dollars, so that a sum says which calls are in it; the first take longest."""
+
+    async def chat(self, messages: Sequence[Message], **_: Any) -> Reply:
+        self.calls += 1
+        number = self.calls
+        await asyncio.sleep(0.2 / number)
+        return Reply(f"{number}", number, 1, "stop", self.model, 0.0, 2.0**number)
+
+
+def test_costs_add_up_call_by_call_under_concurrency() -> None:
+    body = f"""\
+import asyncio, json
+results = await asyncio.gather(*(self.custom(input=str(n), instruction="") for n in range(COUNT)))
+return json.dumps([[int(result["response"]) for result in results], self.llm.get_usage_summary()]), {COST}"""
+
+    async def run() -> list[WorkflowRun]:
+        sandbox, client = Sandbox(SETTINGS.sandbox), DoublingClient()
+        try:
+            bodies = [body.replace("COUNT", str(count)) for count in (2, 3, 4)]
+            runs = (run_workflow(each, EXAMPLE, client, sandbox, SETTINGS.workflow) for each in bodies)
+            return list(await asyncio.gather(*runs))
+        finally:
+            await sandbox.close()
+
+    served = set()
+    for done, count in zip(asyncio.run(run()), (2, 3, 4), strict=True):
+        own, usage = json.loads(done.answer or "")
+        served |= set(own)
+        assert len(own) == usage["call_count"] == count
+        assert usage["total_cost"] == done.cost == sum(2.0**call for call in own)
+        assert usage["total_input_tokens"] == sum(own)
+    assert served == set(range(1, 10))
+
+
 def test_more_workflows_than_the_sandbox_runs_at_once_can_all_call_programmer() -> None:
     async def run() -> list[WorkflowRun]:
         sandbox = Sandbox(SETTINGS.sandbox.model_copy(update={"parallel": 2}))
@@ -290,6 +405,36 @@ return " ".join(walk(everything)), 0"""
     assert done.failure is None, done.reason
     assert "Write add." in (done.answer or "")
     assert not any(secret in (done.answer or "") for secret in ("1234567", "7654321", "5551212"))
+
+
+SPY = """\
+import json
+harness = __import__("harness")
+seen = json.dumps(dict(harness.inputs), default=str) + repr(globals()) + repr(vars(self)) + problem + entry_point
+said = []
+for solution in ("def add(a, b): return 0", "def add(", "import sys; print(sys._getframe(3).f_locals)"):
+    tested = await self.test(problem=problem, solution=solution, entry_point=entry_point, test_loop=1)
+    said.append(tested["solution"])
+for name in ("test", "tests", "extra", "example", "check"):
+    try:
+        said.append(await harness.acall(name))
+    except Exception as error:
+        said.append(str(error))
+r = await self.custom(input=seen, instruction=str(said))
+return r["response"], 0"""
+
+
+@pytest.mark.parametrize(
+    "problem", ["Write add.", 'def add(a, b):\n    """Add.\n\n    >>> add(1, 2)\n    3\n    """\n']
+)
+def test_no_word_of_the_hidden_tests_is_in_any_event(problem: str) -> None:
+    hidden = {"test": "def check(candidate):\n    assert candidate(81, 19) == 1234567", "entry_point": "add"}
+    example = Example("1", "functions", "code", problem, "    return a + b  # 5551212", hidden)
+    done = go(SPY, lambda asked: asked[0]["content"], example, operators=list(OPERATORS))
+    assert done.failure is None, done.reason
+    told = repr(done)
+    assert ("add(1, 2) gave 0, not 3" in told) is (">>>" in problem)
+    assert not any(secret in told for secret in ("1234567", "(81, 19)", "check(candidate)", "5551212"))
 
 
 @pytest.mark.parametrize("operator", ["custom(input='', instruction='')", "programmer(problem='')"])

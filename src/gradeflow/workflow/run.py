@@ -15,7 +15,8 @@ from gradeflow.errors import Fault
 from gradeflow.llm import ChatClient
 from gradeflow.sandbox import Execution, Sandbox
 from gradeflow.types import Event, Example
-from gradeflow.workflow.operators import OPERATORS, Refused, Tools, Trace
+from gradeflow.workflow import public_tests
+from gradeflow.workflow.operators import OPERATORS, Budget, Refused, Tools, Trace
 from gradeflow.workflow.program import FailureClass, Program, ProgramError, parse
 
 Failure = Literal[FailureClass, "runtime", "unbound", "timeout", "limit", "budget"]
@@ -56,7 +57,6 @@ class Calls:
     tools: Tools
     settings: params.Workflow
     names: list[str] = field(default_factory=list)
-    overspent: bool = False
 
     async def serve(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if name not in self.settings.operators:
@@ -64,8 +64,8 @@ class Calls:
         if reason := OPERATORS[name].unfit(tuple(arguments)):
             raise Refused(reason)
         if len(self.names) >= self.settings.max_calls:
-            self.overspent = True
-            raise Refused(f"more than {self.settings.max_calls} operator calls")
+            self.tools.budget.overspend(f"more than {self.settings.max_calls} operator calls")
+        self.tools.budget.require()
         self.names.append(name)
         trace = self.tools.trace
         with trace.span("operator", name, arguments, self.tools.parent) as span:
@@ -73,7 +73,7 @@ class Calls:
         return {"value": value, "usage": trace.usage()}
 
     @staticmethod
-    async def _answer(name: str, tools: Tools, arguments: Mapping[str, Any]) -> dict[str, str]:
+    async def _answer(name: str, tools: Tools, arguments: Mapping[str, Any]) -> Mapping[str, str | bool]:
         try:
             return await OPERATORS[name].serve(tools, **arguments)
         except (Fault, Refused):
@@ -88,11 +88,14 @@ async def run_workflow(
 ) -> WorkflowRun:
     """Run what the policy wrote on an example; of the example's `extra` it is given `entry_point` alone.
 
+    The tests that it may see are those in the docstring of the problem itself.
+
     Raises:
         Fault: the executor or the sandbox broke; the policy is not to blame.
     """
     trace = Trace()
-    calls = Calls(Tools(client, sandbox, trace, ROOT), settings)
+    budget = Budget(settings.max_tokens, settings.max_cost)
+    calls = Calls(Tools(client, sandbox, trace, ROOT, example.problem, budget), settings)
     mends: tuple[str, ...] = ()
     with trace.span("workflow", "workflow", {"completion": completion, "example": example.id}) as span:
         try:
@@ -116,20 +119,22 @@ def _shim() -> str:
 
 def _inputs(program: Program, example: Example, settings: params.Workflow) -> dict[str, Any]:
     offered = [OPERATORS[name] for name in settings.operators]
+    entry_point = str(example.extra.get("entry_point", ""))
     return {
         "source": program.source,
         "form": program.form,
         "operators": {operator.name: list(operator.parameters) for operator in offered},
         "attributes": {operator.attribute: operator.name for operator in offered},
         "problem": example.problem,
-        "entry_point": str(example.extra.get("entry_point", "")),
+        "entry_point": entry_point,
+        "tests": public_tests.as_text(public_tests.read(example.problem, entry_point)),
         "dataset": example.source,
     }
 
 
 def _end(execution: Execution, calls: Calls) -> End:
-    if calls.overspent:
-        return End(failure="budget", reason=f"more than {calls.settings.max_calls} operator calls")
+    if overspent := calls.tools.budget.overspent:
+        return End(failure="budget", reason=overspent)
     if execution.status == "limit":
         return End(failure="timeout" if execution.limit in {"wall", "cpu"} else "limit", reason=execution.error)
     if execution.status == "failed":

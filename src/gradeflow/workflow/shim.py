@@ -66,8 +66,11 @@ def provide_aflow():
     provide("scripts.async_llm", create_llm_instance=lambda *_, **__: LLM)
     provide("scripts.evaluator", DatasetType=str)
     for word in SOURCE.split():
-        if word.startswith("workspace."):
-            provide(f"workspace.{word.split('.')[1]}.workflows.template.operator", **OPERATORS)
+        match word.strip("(),;").split("."):
+            case ["workspace", dataset, *below]:
+                provide(f"workspace.{dataset}.workflows.template.operator", **OPERATORS)
+                for round_n in below[1:2]:
+                    provide(f"workspace.{dataset}.workflows.{round_n}.prompt")  # whose texts are not here
 
 
 def body_class():
@@ -101,8 +104,8 @@ def main():
     provide_aflow()
     workflow_class = {"body": body_class, "class": written_class}[harness.inputs["form"]]()
     workflow = workflow_class(*as_many(workflow_class.__init__, "workflow", {}, harness.inputs["dataset"]))
-    inputs = as_many(workflow_class.__call__, harness.inputs["problem"], harness.inputs["entry_point"])
-    returned = harness.drive(workflow(*inputs))
+    given = (harness.inputs[name] for name in ("problem", "entry_point", "tests"))
+    returned = harness.drive(workflow(*as_many(workflow_class.__call__, *given)))
     match returned:
         case (answer, cost) if (
             isinstance(returned, tuple) and is_number(cost) and (isinstance(answer, str) or is_number(answer))
