@@ -42,6 +42,10 @@ class Workflow:
         return solution["output"]
 """
 
+TRIED = "try:\n    r = await self.programmer(p)\nexcept ValueError:\n    pass\nreturn r['output'], 0"
+BOX = "class Box:\n    def __init__(self):\n        self.x = 1\n    def get(self):\n        return self.x"
+PROMPTS = "import workspace.math.workflows.round_1.prompt as prompts"
+
 GATHERED = """\
 import asyncio
 waiting = [self.answer_generate(input=problem) for _ in range(2)]
@@ -118,10 +122,8 @@ def test_an_indented_else_keeps_its_if() -> None:
         ("r = await self.magic(input=problem)\nreturn r['response'], 0", "operator", "self.magic"),
         (CLASS.replace("operator.ScEnsemble", "operator.Vote"), "operator", "operator.Vote"),
         (CLASS.replace("self.solve(problem)", "self.resolve(problem)"), "operator", "self.resolve"),
-        ("r = self.custom(input=problem, instruction='')\nreturn r['response'], 0", "await", "Custom"),
-        ("self.custom(input=problem, instruction='')\nreturn 'x', 0", "await", "Custom"),
-        ("return self.custom(input=problem, instruction='')['response'], 0", "await", "Custom"),
-        (CLASS.replace("await self.vote", "self.vote"), "await", "ScEnsemble"),
+        ("def ask():\n    return self.custom('', '')['response']\nreturn ask(), 0", "await", "Custom"),
+        ("x = f\"{self.custom('', '')['response']}\"\nreturn x, 0", "await", "Custom"),
         ("r = await self.custom(prompt=problem)\nreturn r['response'], 0", "arguments", "not prompt"),
         ("r = await self.custom(input=problem)\nreturn r['response'], 0", "arguments", "lacks instruction"),
         ("r = await self.answer_generate(problem, problem)\nreturn r['answer'], 0", "arguments", "takes 1"),
@@ -131,6 +133,28 @@ def test_an_indented_else_keeps_its_if() -> None:
         ("from subprocess import run\nreturn 'x', 0", "import", "subprocess"),
         ("from . import secrets\nreturn 'x', 0", "import", "secrets"),
         (CLASS.replace("scripts.evaluator", "scripts.secrets"), "import", "scripts.secrets"),
+        ("from math import sqroot\nreturn 1, 0", "import", "math.sqroot"),
+        ("return __import__('os').getcwd(), 0", "import", "__import__"),
+        ("return input(), 0", "stdin", "input"),
+        ("import sys\nreturn sys.stdin.read(), 0", "stdin", "sys.stdin"),
+        ("return eval(problem), 0", "name", "eval"),
+        ("return open(problem).read(), 0", "name", "open"),
+        ("return str(problem.__class__.__subclasses__()), 0", "attribute", "__subclasses__"),
+        ("return str(getattr(self, '__class__')), 0", "attribute", "__class__"),
+        ("return self.nothing, 0", "attribute", "self.nothing"),
+        ("return problem.stripp(), 0", "attribute", "problem.stripp"),
+        ("import math\nreturn math.sqroot(4), 0", "attribute", "math.sqroot"),
+        ("return 'x', self.llm.get_cost()", "attribute", "get_cost"),
+        ("r = await self.programmer(problem=problem)\nreturn r.output, 0", "attribute", "r.output"),
+        (f"{PROMPTS}\n{CLASS}".replace("problem=problem", "problem=prompts.X"), "attribute", "prompts.X"),
+        ("return", "contract", "no `return"),
+        ("if problem:\n    return 'a', 0\nreturn", "contract", "nothing"),
+        ("if problem:\n    return 'a', 0\nx = 1", "contract", "ends without"),
+        ("r = await self.programmer(problem=problem)\nreturn r", "contract", "no pair"),
+        ("return undefined, 0", "unbound", "never assigned"),
+        ("total += 1\nreturn total, 0", "unbound", "before it is assigned"),
+        ("def ask():\n    return unknown\nreturn ask(), 0", "unbound", "unknown"),
+        (CLASS.replace("dataset: DatasetType", "dataset: Data"), "unbound", "Data"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_class(completion: str, failure: str, said: str) -> None:
@@ -148,7 +172,6 @@ def test_what_is_wrong_is_refused_with_its_class(completion: str, failure: str, 
         "given = {'input': problem}\nr = await self.answer_generate(**given)\nreturn r['answer'], 0",
         "from collections import Counter\nimport math, re, json\nreturn Counter('aab').most_common(1)[0]",
         "pair = ('a', 0)\nreturn pair",
-        "return await other(problem)",
     ],
 )
 def test_right_programs_stay_as_they_are(completion: str) -> None:
@@ -182,6 +205,108 @@ def test_the_case_of_an_operator_is_put_right(name: str) -> None:
     assert program == Program(
         "r = await self.programmer(problem=problem)\nreturn r['output'], 0", "body", ("operator_case",)
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (
+            "r = self.programmer(problem)\nreturn r['output'], 0",
+            "r = await self.programmer(problem)\nreturn r['output'], 0",
+        ),
+        ("self.programmer(problem)\nreturn 'x', 0", "await self.programmer(problem)\nreturn 'x', 0"),
+        ("return self.programmer(problem)['output'], 0", "return (await self.programmer(problem))['output'], 0"),
+        (
+            "best = await self.sc_ensemble([self.programmer(problem)], problem)\nreturn best['response'], 0",
+            "best = await self.sc_ensemble([await self.programmer(problem)], problem)\nreturn best['response'], 0",
+        ),
+        (HELPED.replace("= await ask", "= ask"), HELPED),
+        (CLASS.replace("await self.vote", "self.vote"), CLASS),
+        (CLASS.replace("await self.solve", "self.solve"), CLASS),
+    ],
+)
+def test_a_missing_await_is_added(written: str, meant: str) -> None:
+    program = parse(written)
+    assert (program.source, program.mends) == (meant, ("missing_await",))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (
+            "import re\nif problem:\n    x = problem\nreturn x, 0",
+            'x = ""; import re\nif problem:\n    x = problem\nreturn x, 0',
+        ),
+        (
+            "if problem:\n    n = len(problem)\nreturn str(n), 0",
+            "n = 0\nif problem:\n    n = len(problem)\nreturn str(n), 0",
+        ),
+        (
+            f"p = problem\n{TRIED}",
+            f'r = {{"code": "", "output": ""}}; p = problem\n{TRIED}',
+        ),
+        (
+            "'Doc.'\nfor word in problem.split():\n    last = [word]\nreturn last[0], 0",
+            "'Doc.'\nlast = []\nfor word in problem.split():\n    last = [word]\nreturn last[0], 0",
+        ),
+    ],
+)
+def test_a_variable_that_may_be_unbound_is_initialised(written: str, meant: str) -> None:
+    assert parse(written) == Program(meant, "body", ("missing_initial_value",))
+
+
+@pytest.mark.parametrize(
+    ("written", "added"),
+    [
+        ("x = re.sub('a', '', problem)\nreturn x, 0", "import re; "),
+        ("c = Counter(problem)\nreturn len(c), 0", "from collections import Counter; "),
+        (CLASS.partition("\n")[2].replace("name: str", "name: List[str]"), "from typing import List; "),
+    ],
+)
+def test_a_missing_import_is_added(written: str, added: str) -> None:
+    program = parse(written)
+    assert (program.source, program.mends) == (added + written, ("missing_import",))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_aflows_graphs_may_use_every_operator(name: str) -> None:
+    operator = OPERATORS[name]
+    given = ", ".join(f"{parameter}=problem" for parameter in operator.required)
+    source = f"""\
+from typing import Literal
+import workspace.MBPP.workflows.template.operator as operator
+import workspace.MBPP.workflows.round_3.prompt as prompt_custom
+from scripts.async_llm import create_llm_instance
+
+from scripts.evaluator import DatasetType
+
+class Workflow:
+    def __init__(self, name: str, llm_config, dataset: DatasetType) -> None:
+        self.llm = create_llm_instance(llm_config)
+        self.ask = operator.{name}(self.llm)
+
+    async def __call__(self, problem: str, entry_point: str):
+        answer = await self.ask({given})
+        return answer["{operator.returns[0]}"], {COST}"""
+    assert parse(source) == Program(source, "class")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "input = problem\nreturn input, 0",
+        "def open(text):\n    return text\nreturn open(problem), 0",
+        "try:\n    x = 1 / 0\nexcept Exception as error:\n    x = error.__class__.__name__\nreturn x, 0",
+        f"{BOX}\nreturn Box().get(), 0",
+        "x = getattr(self, 'extra', '') if hasattr(self, 'extra') else self.llm\nreturn str(x), 0",
+    ],
+)
+def test_a_name_of_the_programs_own_is_allowed(source: str) -> None:
+    assert parse(source) == Program(source, "body")
+
+
+def test_a_missing_return_is_added() -> None:
+    assert parse("x = problem\nx, 0") == Program("x = problem\nreturn x, 0", "body", ("missing_return",))
 
 
 def test_the_case_is_put_right_in_a_class_too() -> None:
