@@ -60,8 +60,10 @@ SHARES: Mapping[str, float] = {
     "custom/math": 0.01,
     "custom/choice": 0.02,
     "answer_generate/math": 0.01,
+    "answer_generate/text": 0.02,
+    "custom_code_generate/text": 0.02,
     "policy": 0.10,
-    "judge": 0.30,
+    "judge": 0.26,
 }
 
 
@@ -98,6 +100,14 @@ def _lesson(topic: str, streams: Mapping[str, Iterator[Example]], rng: random.Ra
             example = next(streams["word_problems"])
             reply = f"<thought>{word_problems.expression_of(example)}</thought><answer>{example.ground_truth}</answer>"
             return Lesson("executor", topic, ask("AnswerGenerate", example), reply)
+        case "answer_generate/text":
+            example = next(streams["places"])
+            person = places.sentence_of(example).partition(" ")[0]
+            reply = f"<thought>about {person}</thought><answer>{person}</answer>"
+            return Lesson("executor", topic, ask("AnswerGenerate", example), reply)
+        case "custom_code_generate/text":
+            asked = ask("CustomCodeGenerate", next(streams["places"]))
+            return Lesson("executor", topic, asked, "def solve():\n    return None")
         case "sc_ensemble":
             return _ensemble(next(streams[rng.choice(SOURCES)]), rng)
         case "policy":
@@ -120,7 +130,7 @@ def ask(operator: str, example: Example) -> tuple[Message, ...]:
             text = prompt.load("answer_generate").render(input=problem)
         case "CustomCodeGenerate":
             text = prompt.load("custom_code_generate").render(
-                instruction="Write the function.", problem=problem, entry_point=example.extra["entry_point"]
+                instruction="Write the function.", problem=problem, entry_point=example.extra.get("entry_point", "")
             )
         case _:
             text = prompt.load("programmer").render(problem=problem, analysis="None")
