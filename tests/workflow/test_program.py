@@ -115,7 +115,7 @@ def test_an_indented_else_keeps_its_if() -> None:
         ("class Workflow:\n    pass", "contract", "__call__"),
         ("class Workflow:\n    def __call__(self, problem):\n        return 1, 0", "contract", "__call__"),
         (
-            "class Workflow:\n    async def __call__(self, problem, entry_point, test):\n        return 1, 0",
+            "class Workflow:\n    async def __call__(self, problem, entry_point, test, more):\n        return 1, 0",
             "contract",
             "asks for more",
         ),

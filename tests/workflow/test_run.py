@@ -188,28 +188,45 @@ def test_a_fraction_is_a_number() -> None:
         ("import os\nreturn os.environ, 0", "import", "os"),
         ("r = await self.magic(x=1)\nreturn r, 0", "operator", "magic"),
         ("r = await self.custom(x=1)\nreturn r, 0", "arguments", "not x"),
-        ("r = self.custom(input='', instruction='')\nreturn r['response'], 0", "await", "Custom"),
         ("pass", "contract", "return"),
         ("if problem == '':\n    return 1, 0", "contract", "NoneType"),
         ("pair = (1, 2, 3)\nreturn pair", "contract", "(int, int, int)"),
         ("return {'a': 1}, 0", "contract", "(dict, int)"),
         ("return None, 0", "contract", "(NoneType, int)"),
         ("return 'x', 'free'", "contract", "(str, str)"),
-        ("answer = {'a': 'x'}\nreturn answer", "contract", "dict"),
+        ("answer = {'a': 'x'}\nreturn answer", "contract", "no pair"),
         ("raise SystemExit\nreturn 'x', 0", "contract", "nothing"),
-        ("if problem == '':\n    x = 1\nreturn x, 0", "unbound", "x"),
+        ("if problem == '':\n    x = max(problem)\nreturn x + '', 0", "unbound", "x"),
         ("return undefined, 0", "unbound", "undefined"),
         ("x = 1\nreturn x / 0, 0", "runtime", "ZeroDivisionError: line 2: division by zero"),
-        ("return self.nothing, 0", "runtime", "AttributeError"),
+        ("return self.nothing, 0", "attribute", "nothing"),
+        ("return input(), 0", "stdin", "input"),
+        ("return open('x').read(), 0", "name", "open"),
         ("keys = {'inpt': 'x'}\nr = await self.answer_generate(**keys)\nreturn r, 0", "runtime", "not inpt"),
         ("r = await self.sc_ensemble(solutions=[], problem='')\nreturn r, 0", "runtime", "1 to 26"),
-        ("async def ask():\n    return 'x'\nr = ask()\nreturn r.strip(), 0", "await", "coroutine"),
     ],
 )
 def test_each_failure_has_its_class(completion: str, failure: str, said: str) -> None:
     done = go(completion, lambda _: "x")
     assert (done.answer, done.failure, done.valid) == (None, failure, False)
     assert said in done.reason
+
+
+@pytest.mark.parametrize(
+    ("completion", "mend"),
+    [
+        ("r = self.custom(input='', instruction='')\nreturn r['response'], 0", "missing_await"),
+        ("async def ask():\n    return 'x'\nr = ask()\nreturn r.strip(), 0", "missing_await"),
+        (
+            "r = 'x'\nif problem == '':\n    y = 'y'\nif problem == '':\n    r = y\nelse:\n    r = r\nreturn r",
+            "missing_cost",
+        ),
+    ],
+)
+def test_a_mended_program_answers_and_is_not_valid(completion: str, mend: str) -> None:
+    done = go(completion, lambda _: "x")
+    assert (done.answer, done.failure, done.valid) == ("x", None, False)
+    assert done.events[0].outputs["mends"] == (mend,)
 
 
 def test_a_program_that_never_ends_is_a_timeout() -> None:
@@ -285,24 +302,20 @@ def test_mends_are_recorded_and_a_mended_program_is_not_valid() -> None:
 
 
 def test_operators_may_be_awaited_together() -> None:
-    together, most = 0, 0
+    all_four = asyncio.Barrier(4)
 
-    class Slow(PricedClient):
+    class Together(PricedClient):
         async def chat(self, messages: Sequence[Message], **options: Any) -> Reply:
-            nonlocal together, most
-            together += 1
-            most = max(most, together)
-            await asyncio.sleep(0.05)
-            together -= 1
+            async with asyncio.timeout(10):
+                await all_four.wait()
             return await super().chat(messages, **options)
 
     source = f"""\
 import asyncio
 results = await asyncio.gather(*(self.custom(input=str(n), instruction="") for n in range(4)))
 return " ".join(sorted(result["response"] for result in results)), {COST}"""
-    done = go(source, Slow())
+    done = go(source, Together())
     assert done.answer == "answer 1 answer 2 answer 3 answer 4"
-    assert most == 4
     assert done.cost == 4.0
 
 
@@ -397,7 +410,7 @@ def walk(value, depth=0):
             yield from walk(part, depth + 1)
     else:
         yield str(value)
-harness = __import__("harness")
+harness = getattr(json.codecs.builtins, "__imp" + "ort__")("harness")
 everything = [dict(harness.inputs), globals(), vars(self), problem, entry_point]
 return " ".join(walk(everything)), 0"""
     hidden = {"test": "assert add(1, 2) == 1234567", "entry_point": "add", "solution": "7654321"}
@@ -409,7 +422,7 @@ return " ".join(walk(everything)), 0"""
 
 SPY = """\
 import json
-harness = __import__("harness")
+harness = getattr(json.codecs.builtins, "__imp" + "ort__")("harness")
 seen = json.dumps(dict(harness.inputs), default=str) + repr(globals()) + repr(vars(self)) + problem + entry_point
 said = []
 for solution in ("def add(a, b): return 0", "def add(", "import sys; print(sys._getframe(3).f_locals)"):

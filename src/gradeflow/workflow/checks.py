@@ -73,8 +73,8 @@ def check_contract(reading: Reading) -> None:
     if not isinstance(method, ast.AsyncFunctionDef):
         raise ProgramError("contract", "class Workflow has no `async def __call__`")
     required = len(method.args.posonlyargs + method.args.args) - len(method.args.defaults)
-    if required > 3 or None in method.args.kw_defaults:
-        raise ProgramError("contract", "__call__ gets problem and entry_point, and asks for more")
+    if required > 4 or None in method.args.kw_defaults:
+        raise ProgramError("contract", "__call__ gets problem, entry_point and test, and asks for more")
     returns = list(reading.returns())
     if not any(node.value for node in returns):
         raise ProgramError("contract", "no `return answer, cost`")

@@ -19,7 +19,7 @@ from gradeflow.workflow import public_tests
 from gradeflow.workflow.operators import OPERATORS, Budget, Refused, Tools, Trace
 from gradeflow.workflow.program import FailureClass, Program, ProgramError, parse
 
-Failure = Literal[FailureClass, "runtime", "unbound", "timeout", "limit", "budget"]
+Failure = Literal[FailureClass, "runtime", "timeout", "limit", "budget"]
 FAILURES: tuple[Failure, ...] = get_args(Failure)
 
 ROOT = 0
