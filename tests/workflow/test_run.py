@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,7 @@ from gradeflow.llm import ChatClient, Reply, ScriptedClient
 from gradeflow.prompt import Message
 from gradeflow.sandbox import Execution, Sandbox
 from gradeflow.types import Example
-from gradeflow.workflow import run
-from gradeflow.workflow.operators import OPERATORS, Trace
-from gradeflow.workflow.program import Program
+from gradeflow.workflow.operators import OPERATORS
 from gradeflow.workflow.run import WorkflowRun, run_workflow
 
 SETTINGS = params.load(Path(__file__).parents[2] / "params.yaml")
@@ -137,28 +135,15 @@ def test_a_class_may_take_the_entry_point_and_do_without_a_constructor() -> None
     ],
 )
 def test_the_prompts_of_a_round_are_a_module_without_any(imported: str) -> None:
-    program = Program(f"{imported}\n{GRAPH}".replace('"Answer briefly."', "str(vars(prompt_custom))"), "class")
-    inputs = run._inputs(program, EXAMPLE, SETTINGS.workflow)
-    asked = []
-
-    async def serve(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        asked.append(arguments.get("instruction"))
-        return {"value": {"response": "42"}, "usage": Trace().usage()}
-
-    async def execute() -> Execution:
-        sandbox = Sandbox(SETTINGS.sandbox)
-        try:
-            return await sandbox.run(run._shim(), inputs=inputs, handler=serve)
-        finally:
-            await sandbox.close()
-
-    execution = asyncio.run(execute())
-    assert (execution.value, execution.error) == ({"answer": "42"}, "")
-    assert "workspace.math.workflows.round_1.prompt" in asked[0]
+    program = f"{imported}\n{GRAPH}".replace('"Answer briefly."', "str(vars(prompt_custom))")
+    done = go(program, ["41", "42", "42", "<solution_letter>B</solution_letter>"])
+    assert (done.answer, done.valid) == ("42", True)
+    instructions = [event.inputs["instruction"] for event in done.events if event.name == "Custom"]
+    assert all("workspace.math.workflows.round_1.prompt" in told for told in instructions)
 
 
 def test_a_class_may_take_the_public_tests_and_nothing_else() -> None:
-    source = "class Workflow:\n    async def __call__(self, problem, entry_point, test='none'):\n        return test, 0"
+    source = "class Workflow:\n    async def __call__(self, problem, entry_point, test):\n        return test, 0"
     hidden = {"entry_point": "add", "test": "def check(candidate):\n    assert candidate(5, 6) == 11"}
     shown = 'def add(a, b):\n    """Add.\n\n    >>> add(1, 2)\n    3\n    """\n'
     assert go(source, example=Example("1", "functions", "code", shown, "", hidden)).answer == "assert add(1, 2) == 3"
