@@ -106,8 +106,8 @@ def _lesson(topic: str, streams: Mapping[str, Iterator[Example]], rng: random.Ra
             reply = f"<thought>about {person}</thought><answer>{person}</answer>"
             return Lesson("executor", topic, ask("AnswerGenerate", example), reply)
         case "custom_code_generate/text":
-            asked = ask("CustomCodeGenerate", next(streams["places"]))
-            return Lesson("executor", topic, asked, "def solve():\n    return None")
+            example = next(streams["places"])
+            return Lesson("executor", topic, ask("CustomCodeGenerate", example), "def solve():\n    return None")
         case "sc_ensemble":
             return _ensemble(next(streams[rng.choice(SOURCES)]), rng)
         case "policy":
