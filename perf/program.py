@@ -17,8 +17,8 @@ from rich.table import Table
 
 from gradeflow.workflow.program import ProgramError, parse
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.support.workflows import PROGRAMS
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.workflows import PROGRAMS
 
 ROUNDS = 200
 BROKEN = {

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tests.support.stand_in import run
-from tests.support.workflows import PROGRAMS
-
 from gradeflow.workflow.operators import OPERATORS
+from support.stand_in import run
+from support.workflows import PROGRAMS
 
 Node = TypeVar("Node", bound=ast.AST)
 

@@ -7,11 +7,11 @@ import functools
 from collections.abc import Iterator
 
 import pytest
-from tests.support.mutants import RUNS, Mutant, mutants
-from tests.support.stand_in import run
-from tests.support.workflows import PROGRAMS
 
 from gradeflow.workflow.program import Program, ProgramError, parse
+from support.mutants import RUNS, Mutant, mutants
+from support.stand_in import run
+from support.workflows import PROGRAMS
 
 ENOUGH = 0.95
 
