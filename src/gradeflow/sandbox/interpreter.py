@@ -194,7 +194,7 @@ async def _meet_first(interpreter: Interpreter, info: int) -> int:
         interpreter.first = os.pidfd_open(pid) if pid else None
     if not pid:
         raise ValueError("bubblewrap ended before it had told its process")
-    interpreter.inside = Path(f"/proc/{pid}/root/proc")
+    interpreter.inside = Path(f"/proc/{pid}") / "root" / "proc"
     return pid
 
 
