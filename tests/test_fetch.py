@@ -152,7 +152,13 @@ def test_an_interrupted_fetch_leaves_the_good_file_and_is_told_without_a_traceba
         "--fetch.places.train",
         "9999999",
     ]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command,
+        cwd=Path(__file__).parents[1],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - a background job ignores it
+    ) as running:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob(".out.jsonl.*.part")) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -20,10 +20,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gradeflow import disk, fingerprint, models, readiness, registry, sources, tracking
+from gradeflow import disk, fingerprint, models, registry, sources, tracking
 from gradeflow.embedded import curriculum, teach
 from gradeflow.embedded.recipe import recipe
 from gradeflow.errors import JudgeError
+from gradeflow.grpo import environment as environments
 from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.loop import TooManyFaults
 from gradeflow.grpo.sample import complete, policy_prompts
@@ -53,10 +54,10 @@ def main(params: Params) -> None:
         print(f"base: nothing has changed; reused {folder}")
         return
     with asyncio.Runner() as runner:
-        runner.run(readiness.check(params.sandbox, {"executor": params.executor, "judge": params.judge}))
+        runner.run(environments.require_ready(params))
         with tracking.start_run("base", params.model_dump(mode="json"), fingerprint=mark) as run:
             run.set_tags({"gradeflow.base.name": identity.name, "gradeflow.base.digest": identity.digest})
-            registry.record_prompts(run, ["policy", "judge", *operators.prompts(params.workflow.operators)])
+            registry.record_prompts(run, environments.prompts(params))
             if not there:
                 with disk.watched(params.base.folder):
                     make(params, folder, run)

@@ -18,16 +18,17 @@ from rich.console import Console
 from rich.table import Table
 
 from gradeflow import adapter as adapters
-from gradeflow import dataset, fingerprint, gate, jsonl, lineage, models, prompt, readiness, registry, tracking
+from gradeflow import dataset, fingerprint, gate, jsonl, lineage, models, prompt, registry, tracking
 from gradeflow.adapter import BaseIdentity
 from gradeflow.dataset import Dataset
 from gradeflow.errors import AdapterError
+from gradeflow.grpo import environment as environments
 from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.harness import WorkflowTask, run_harness
 from gradeflow.grpo.loop import TooManyFaults
 from gradeflow.params import Params
 from gradeflow.types import KINDS, Sample
-from gradeflow.workflow import fixed, operators
+from gradeflow.workflow import fixed
 
 SECTIONS = ("evaluate", "base", "executor", "judge", "sandbox", "workflow", "scorer")
 
@@ -45,14 +46,14 @@ def main(params: Params, *, adapter: str = "") -> None:
         print(f"evaluate: nothing has changed; reused run {done}")
         return
     chain = tracking.read_tags(training_run).get(tracking.CHAIN) if training_run else None
-    asyncio.run(readiness.check(params.sandbox, {"executor": params.executor, "judge": params.judge}))
+    asyncio.run(environments.require_ready(params))
     with (
         tracking.start_run("evaluate", params.model_dump(mode="json"), fingerprint=mark, chain=chain) as run,
         tempfile.TemporaryDirectory() as scratch,
         models.leaving_room(),
         asyncio.Runner() as runner,
     ):
-        registry.record_prompts(run, ["policy", "judge", *operators.prompts(params.workflow.operators)])
+        registry.record_prompts(run, environments.prompts(params))
         run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
         environment = WorkflowEnvironment(params)
         try:

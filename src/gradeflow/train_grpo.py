@@ -15,14 +15,14 @@ from typing import Any
 
 from rich.progress import Progress
 
-from gradeflow import adapter, dataset, disk, fingerprint, models, readiness, registry, tracking
+from gradeflow import adapter, dataset, disk, fingerprint, models, registry, tracking
 from gradeflow.adapter import BaseIdentity
+from gradeflow.grpo import environment as environments
 from gradeflow.grpo import loop
 from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.sample import complete, policy_prompts
 from gradeflow.params import Params
 from gradeflow.types import Example, Rollout, Sample
-from gradeflow.workflow import operators
 from gradeflow.workflow.run import FAILURES
 
 # A file in checkpoints that have been validated.
@@ -42,9 +42,9 @@ def main(params: Params) -> None:
         return
     resume = tracking.find_unfinished("train_grpo", mark)
     with asyncio.Runner() as runner:
-        runner.run(readiness.check(params.sandbox, {"executor": params.executor, "judge": params.judge}))
+        runner.run(environments.require_ready(params))
         with tracking.start_run("train_grpo", params.model_dump(mode="json"), resume=resume, fingerprint=mark) as run:
-            registry.record_prompts(run, ["policy", "judge", *operators.prompts(params.workflow.operators)])
+            registry.record_prompts(run, environments.prompts(params))
             for data in (train, validation):
                 run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
             folder = Path("runs/train_grpo") / run.id

@@ -8,13 +8,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gradeflow import digest, llm, models
+from gradeflow import digest, llm, models, readiness
 from gradeflow.errors import Fault
 from gradeflow.judge import Judge
 from gradeflow.params import Params
 from gradeflow.sandbox import Sandbox
 from gradeflow.scorer import Scorer
 from gradeflow.types import Event, Example, Sample, Score
+from gradeflow.workflow import operators
 from gradeflow.workflow.run import run_workflow
 
 
@@ -23,6 +24,16 @@ class Graded:
     sample: Sample
     events: tuple[Event, ...]
     cost: float
+
+
+async def require_ready(settings: Params) -> None:
+    """Raises what `readiness.check` does where the sandbox does not isolate, or executor or judge do not answer."""
+    await readiness.check(settings.sandbox, {"executor": settings.executor, "judge": settings.judge})
+
+
+def prompts(settings: Params) -> list[str]:
+    """The names of the prompts that policy, judge and operators are asked by."""
+    return ["policy", "judge", *operators.prompts(settings.workflow.operators)]
 
 
 class WorkflowEnvironment:

@@ -8,7 +8,7 @@ import socket
 import tempfile
 from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -186,8 +186,7 @@ class Sandbox:
                 self.layer = await _choose(self._settings)
 
     async def _take(self, code: str, folder: Path | None, *, packages: bool) -> Interpreter:
-        modules = tuple(sorted(set(SLOW_IMPORTS.findall(code)))) if packages else ()
-        place = replace(self._place(folder, packages=packages), modules=modules)
+        place = self._place(code, folder, packages=packages)
         interpreter = self._waiting(place) or await start(place)
         self._live.add(interpreter)
         return interpreter
@@ -200,9 +199,10 @@ class Sandbox:
             await interpreter.exited()
         self._refill(interpreter.place)
 
-    def _place(self, folder: Path | None, *, packages: bool) -> Place:
+    def _place(self, code: str, folder: Path | None, *, packages: bool) -> Place:
         assert self.layer
-        return Place(self.layer, folder.resolve() if folder else None, self._settings.disk_mb << 20, packages)
+        modules = tuple(sorted(set(SLOW_IMPORTS.findall(code)))) if packages else ()
+        return Place(self.layer, folder.resolve() if folder else None, self._settings.disk_mb << 20, packages, modules)
 
     def _waiting(self, place: Place) -> Interpreter | None:
         for interpreter in [each for each in self._ready if each.fits(place)]:
