@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradeflow.workflow.flow import find_unbound
+from gradeflow.workflow.program.flow import find_unbound
 from gradeflow.workflow.program import Program, ProgramError, parse
 
 BREAKS = {"NameError", "UnboundLocalError"}

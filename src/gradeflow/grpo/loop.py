@@ -18,6 +18,7 @@ from gradeflow import models, params
 from gradeflow.decode import end_ids
 from gradeflow.errors import Fault, SettingsError
 from gradeflow.grpo.environment import Graded, WorkflowEnvironment
+from gradeflow.grpo.log_probs import sharing_prompts
 from gradeflow.grpo.sample import sample
 from gradeflow.types import Example, Rollout, Turn
 from gradeflow.workflow.program import policy_messages
@@ -86,7 +87,7 @@ def train(course: Course, settings: params.Train, workflow: params.Workflow, wat
         {"prompt": policy_messages(example, workflow), "id": example.id}
         for example in evenly(course.examples, settings.seed)
     ]
-    trainer = GRPOTrainer(
+    trainer = sharing_prompts(GRPOTrainer)(
         model=course.model,
         reward_funcs=[reward],
         args=configure(settings, course.folder),

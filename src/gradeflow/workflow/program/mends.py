@@ -9,9 +9,9 @@ import typing
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from gradeflow.workflow.checks import has_module_member, tails, unawaited
 from gradeflow.workflow.operators import OPERATORS, Operator
-from gradeflow.workflow.reading import ALLOWED_IMPORTS, Reading, dotted, folded, members
+from gradeflow.workflow.program.checks import has_module_member, tails, unawaited
+from gradeflow.workflow.program.reading import ALLOWED_IMPORTS, Reading, dotted, folded, members
 
 _COST = ', self.llm.get_usage_summary()["total_cost"]'
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)

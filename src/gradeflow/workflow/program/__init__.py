@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from gradeflow import params, prompt
 from gradeflow.prompt import Message
 from gradeflow.types import Example
-from gradeflow.workflow.checks import CHECKS
-from gradeflow.workflow.mends import MENDS, edited
 from gradeflow.workflow.operators import OPERATORS, describe
-from gradeflow.workflow.reading import ALLOWED_IMPORTS, FailureClass, Form, ProgramError, read
+from gradeflow.workflow.program.checks import CHECKS
+from gradeflow.workflow.program.mends import MENDS, edited
+from gradeflow.workflow.program.reading import ALLOWED_IMPORTS, FailureClass, Form, ProgramError, read
 
 __all__ = ["ALLOWED_IMPORTS", "FailureClass", "Form", "Program", "ProgramError", "parse", "policy_messages"]
 

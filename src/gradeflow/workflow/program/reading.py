@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeVar
 
-from gradeflow.workflow.flow import Unbound, find_unbound
 from gradeflow.workflow.operators import OPERATORS, Operator, unfence
+from gradeflow.workflow.program.flow import Unbound, find_unbound
 
 Form = Literal["body", "class"]
 FailureClass = Literal[

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Collection, Iterator
 
 from gradeflow.workflow.operators import Operator
-from gradeflow.workflow.reading import (
+from gradeflow.workflow.program.reading import (
     AFLOW_MODULES,
     ALLOWED_IMPORTS,
     OPERATOR_MODULE,

@@ -7,11 +7,12 @@ counts as bound: closures, which run at an unknown time, uses inside a `try` tha
 """
 
 import ast
-import builtins
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from gradeflow.workflow.program.conditions import UNKNOWN, Conditions, Facts
+from gradeflow.workflow.program.scopes import BUILTINS, Comprehension, Survey, catches, survey, targets
 
 PATHS = 48
 """So many paths are kept apart; beyond that they are joined."""
@@ -19,19 +20,9 @@ PATHS = 48
 FUEL = 10_000
 """So many steps are taken; a program that needs more, with loops in loops in loops, is left to its run."""
 
-BUILTINS = frozenset(dir(builtins))
-_CATCHING = frozenset({"Exception", "BaseException", "NameError", "UnboundLocalError"})
-_OBSERVERS = frozenset({"locals", "vars", "dir", "globals", "eval", "exec"})
-_BACKGROUND = frozenset({"create_task", "ensure_future", "wait", "TaskGroup"})
 _CONSUMERS = frozenset({"all", "any", "dict", "join", "list", "max", "min", "set", "sorted", "sum", "tuple"})
 _GROWS = frozenset({"add", "append", "insert"})
 _SAFE_VALUES = (ast.Constant, ast.Name, ast.List, ast.Tuple, ast.Dict, ast.Load)
-_NEGATED = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In, ast.GtE: ast.Lt, ast.LtE: ast.Gt}
-_TYPE_PARAMETERS = ("TypeVar", "ParamSpec", "TypeVarTuple")
-_UNKNOWN = object()
-
-Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +37,11 @@ class Unbound:
 
 
 class Path(NamedTuple):
-    """What holds on a path: the variables that may be bound and unbound, as bits, and what is known of values."""
+    """What holds on a path: the variables that may be bound and those that may be unbound, as bits, and facts."""
 
     bound: int
     unbound: int
-    facts: Mapping[str, object] = {}
+    facts: Facts
 
 
 State = list[Path]
@@ -64,184 +55,20 @@ class Jumps:
     returns: State = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Names:
-    """What a scope binds; `declared` are those that it says are another's."""
-
-    parameters: set[str] = field(default_factory=set)
-    bound: set[str] = field(default_factory=set)
-    declared: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class Survey:
-    """What is asked of the whole program before its functions are walked.
-
-    `catches` says that an error in a function may be survived by its caller, `exits` that a `with` may survive one,
-    `observes` that the program may look whether a variable is bound, `postponed` that annotations are not evaluated.
-    """
-
-    scopes: dict[ast.AST, Names] = field(default_factory=dict)
-    declared: set[str] = field(default_factory=set)
-    used: set[str] = field(default_factory=set)
-    catches: bool = False
-    exits: bool = False
-    observes: bool = False
-    star: bool = False
-    postponed: bool = False
-
-
 def find_unbound(tree: ast.Module, entries: Collection[ast.AST]) -> list[Unbound]:
     """The reads that break wherever they are reached, and those that may; `entries` are called from outside."""
-    survey = Survey()
-    _Surveyor(survey, Names()).scope(tree)
-    if survey.observes:
+    surveyed = survey(tree)
+    if surveyed.observes:
         return []
     found: list[Unbound] = []
-    waiting: list[tuple[ast.AST, frozenset[str]]] = [(tree, BUILTINS | survey.declared)]
+    waiting: list[tuple[ast.AST, frozenset[str]]] = [(tree, BUILTINS | surveyed.declared)]
     for scope, visible in waiting:
-        walk = _Walk(survey, scope, visible)
+        walk = _Walk(surveyed, scope, visible)
         walk.run()
-        if scope is tree or scope in entries or not survey.catches:
+        if scope is tree or scope in entries or not surveyed.catches:
             found += walk.findings()
         waiting += walk.nested
     return found
-
-
-class _Surveyor:
-    """Collects what each scope binds, and what is used anywhere."""
-
-    def __init__(self, survey: Survey, names: Names) -> None:
-        self.survey = survey
-        self.names = names
-
-    def scope(self, node: ast.AST) -> None:
-        outer, self.names = self.names, Names()
-        self.survey.scopes[node] = self.names
-        self.generic_visit(node)
-        self.names = outer
-
-    def generic_visit(self, node: ast.AST) -> None:
-        for value in vars(node).values():
-            if isinstance(value, ast.AST):
-                self.visit(value)
-            elif isinstance(value, list):
-                for part in value:
-                    if isinstance(part, ast.AST):
-                        self.visit(part)
-
-    def visit(self, node: ast.AST) -> None:
-        visit = _VISITS.get(type(node))
-        if visit:
-            visit(self, node)
-        elif not isinstance(node, ast.Constant | ast.expr_context):
-            self.generic_visit(node)
-
-    def visit_name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load):
-            self.use(node.id)
-        else:
-            self.names.bound.add(node.id)
-
-    def use(self, name: str) -> None:
-        self.survey.used.add(name)
-        self.survey.observes |= name in _OBSERVERS
-        self.survey.catches |= name in _BACKGROUND
-
-    def visit_attribute(self, node: ast.Attribute) -> None:
-        self.survey.used.add(node.attr)
-        self.survey.catches |= node.attr in _BACKGROUND
-        self.visit(node.value)
-
-    def visit_definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        self.names.bound.add(node.name)
-        if node.name in {"__exit__", "__aexit__"}:
-            self.survey.exits = self.survey.catches = True
-        self.scope(node)
-
-    def visit_argument(self, node: ast.arg) -> None:
-        self.names.parameters.add(node.arg)
-        self.generic_visit(node)
-
-    def visit_comprehension(self, node: Comprehension) -> None:
-        """Its targets are its own; a walrus in it binds in the scope around it."""
-        outer, self.names = self.names, Names()
-        self.generic_visit(node)
-        outer.bound |= self.names.bound - _targets(node)
-        self.names = outer
-
-    def visit_import(self, node: ast.Import | ast.ImportFrom) -> None:
-        for alias in node.names:
-            self.survey.star |= alias.name == "*"
-            self.survey.postponed |= alias.name == "annotations" and getattr(node, "module", "") == "__future__"
-            self.names.bound.add(alias.asname or alias.name.partition(".")[0])
-
-    def visit_declaration(self, node: ast.Global | ast.Nonlocal) -> None:
-        self.names.declared.update(node.names)
-        self.survey.declared.update(node.names)
-
-    def visit_keyword(self, node: ast.keyword) -> None:
-        self.survey.catches |= node.arg == "return_exceptions"
-        self.visit(node.value)
-
-    def visit_try(self, node: ast.Try | ast.TryStar) -> None:
-        self.survey.catches |= _catches(node)
-        self.generic_visit(node)
-
-    def visit_capture(self, node: ast.AST) -> None:
-        """`except ... as name`, the captures of a pattern, and type parameters."""
-        name = getattr(node, "name", None) or getattr(node, "rest", None)
-        if isinstance(name, str):
-            self.names.bound.add(name)
-        self.generic_visit(node)
-
-
-_VISITS: dict[type[ast.AST], Callable[..., None]] = {
-    ast.Name: _Surveyor.visit_name,
-    ast.Attribute: _Surveyor.visit_attribute,
-    ast.FunctionDef: _Surveyor.visit_definition,
-    ast.AsyncFunctionDef: _Surveyor.visit_definition,
-    ast.ClassDef: _Surveyor.visit_definition,
-    ast.Lambda: _Surveyor.scope,
-    ast.arg: _Surveyor.visit_argument,
-    ast.ListComp: _Surveyor.visit_comprehension,
-    ast.SetComp: _Surveyor.visit_comprehension,
-    ast.DictComp: _Surveyor.visit_comprehension,
-    ast.GeneratorExp: _Surveyor.visit_comprehension,
-    ast.Import: _Surveyor.visit_import,
-    ast.ImportFrom: _Surveyor.visit_import,
-    ast.Global: _Surveyor.visit_declaration,
-    ast.Nonlocal: _Surveyor.visit_declaration,
-    ast.keyword: _Surveyor.visit_keyword,
-    ast.Try: _Surveyor.visit_try,
-    ast.TryStar: _Surveyor.visit_try,
-    ast.ExceptHandler: _Surveyor.visit_capture,
-    ast.MatchAs: _Surveyor.visit_capture,
-    ast.MatchStar: _Surveyor.visit_capture,
-    ast.MatchMapping: _Surveyor.visit_capture,
-    **{getattr(ast, name): _Surveyor.visit_capture for name in _TYPE_PARAMETERS if hasattr(ast, name)},
-}
-
-
-def _targets(comprehension: Comprehension) -> set[str]:
-    nodes = (node for part in comprehension.generators for node in ast.walk(part.target))
-    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-
-
-def _catches(node: ast.Try | ast.TryStar) -> bool:
-    """Whether a NameError in its body may be survived."""
-    for handler in node.handlers:
-        for kind in handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]:
-            if not isinstance(kind, ast.Name | ast.Attribute):
-                return True
-            if isinstance(kind, ast.Name) and (kind.id in _CATCHING or kind.id not in BUILTINS):
-                return True
-    inside = (part for statement in node.finalbody for part in ast.walk(statement))
-    return any(isinstance(part, ast.Return | ast.Break | ast.Continue) for part in inside)
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
 
 
 class _OutOfFuelError(Exception):
@@ -270,10 +97,7 @@ class _Walk:
         self.nested: list[tuple[ast.AST, frozenset[str]]] = []
         self.jumps = Jumps()
         self.raising: list[State] = []
-        self.asked: Counter[str] = Counter()
-        self.texts: dict[ast.expr, str] = {}
-        self.mentions: dict[str, frozenset[str]] = {}
-        self.conditions: dict[ast.pattern, ast.expr | None] = {}
+        self.conditions = Conditions(self.index)
 
     def run(self) -> None:
         """Walk it joined; where that finds something, walk it with the paths apart, and keep what both find."""
@@ -284,27 +108,17 @@ class _Walk:
             if doubted or never:
                 self.tracked, self.apart = sum(doubted), True
                 self.seen, self.never, self.fuel = {}, {}, FUEL
-                self._note_conditions()
+                self.conditions.note_all(self.scope)
                 self._walk()
                 self.seen = {node: (joined[node][0], unbound) for node, (_, unbound) in self.seen.items()}
             self.nested = nested
         except _OutOfFuelError:
             self.seen, self.never = {}, {}
 
-    def _note_conditions(self) -> None:
-        for part in ast.walk(self.scope):
-            if isinstance(part, ast.If | ast.While | ast.IfExp | ast.Assert):
-                self._note(part.test)
-            elif isinstance(part, ast.For):
-                self._note(part.iter)
-        for condition in self.conditions.values():
-            if condition:
-                self._note(condition)
-
     def _walk(self) -> None:
         self.jumps, self.nested = Jumps(), []
         given = sum(self.index.get(name, 0) for name in self.names.parameters) & self.tracked
-        start = [Path(given, self.tracked & ~given)]
+        start = [Path(given, self.tracked & ~given, {})]
         if isinstance(self.scope, ast.Lambda):
             self.expr(self.scope.body, start)
         elif isinstance(self.scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -399,7 +213,7 @@ class _Walk:
                 break
             head = wider
         breaks, self.jumps = self.jumps.breaks, outer
-        none = [path for path in state if not self.is_filled(node.iter, path)]
+        none = [path for path in state if not self.conditions.is_filled(node.iter, path.facts)]
         return self.join(self.block(node.orelse, self.join(none + after)) + breaks)
 
     def leave(self, node: ast.Return | ast.Raise, state: State) -> State:
@@ -434,7 +248,7 @@ class _Walk:
         return state
 
     def handled(self, node: ast.Try | ast.TryStar, state: State) -> State:
-        caught = _catches(node)
+        caught = catches(node)
         self.caught += caught
         self.raising.append([])
         done = self.block(node.body, state)
@@ -477,7 +291,7 @@ class _Walk:
         for case in node.cases:
             state = self.parts(case.pattern, state)
             taken, left = state, [] if _takes_all(case.pattern) else state
-            if condition := self.as_condition(node.subject, case.pattern):
+            if condition := self.conditions.of_pattern(node.subject, case.pattern):
                 taken, left = self.test(condition, state)
             for part in ast.walk(case.pattern):
                 name = getattr(part, "name", None) or getattr(part, "rest", None)
@@ -489,19 +303,6 @@ class _Walk:
             ends = ends + self.block(case.body, taken)
             state = self.join(left + refused)
         return self.join(ends + state)
-
-    def as_condition(self, subject: ast.expr, pattern: ast.pattern) -> ast.expr | None:
-        if pattern not in self.conditions:
-            match pattern:
-                case ast.MatchValue(value=value):
-                    self.conditions[pattern] = ast.Compare(subject, [ast.Eq()], [value])
-                case ast.MatchOr(patterns=parts):
-                    each = [self.as_condition(subject, part) for part in parts]
-                    known = [condition for condition in each if condition]
-                    self.conditions[pattern] = ast.BoolOp(ast.Or(), known) if len(known) == len(each) else None
-                case _:
-                    self.conditions[pattern] = None
-        return self.conditions[pattern]
 
     def define(self, node: ast.FunctionDef | ast.AsyncFunctionDef, state: State) -> State:
         for part in (*node.decorator_list, *_defaults(node.args)):
@@ -598,7 +399,7 @@ class _Walk:
     def comprehend(self, node: Comprehension, state: State) -> State:
         before, outer = state, self.hidden
         state = self.expr(node.generators[0].iter, state)
-        self.hidden = outer | _targets(node)
+        self.hidden = outer | targets(node)
         for number, part in enumerate(node.generators):
             if number:
                 state = self.expr(part.iter, state)
@@ -641,14 +442,14 @@ class _Walk:
             node = node.target
         then, otherwise = [], []
         for path in state:
-            known = self.truth(node, path)
+            known = self.conditions.truth(node, path.facts)
             if known is not False:
-                then.append(self.suppose(node, path, value=True))
+                then.append(path._replace(facts=self.conditions.suppose(node, path.facts, value=True)))
             if known is not True:
-                otherwise.append(self.suppose(node, path, value=False))
+                otherwise.append(path._replace(facts=self.conditions.suppose(node, path.facts, value=False)))
         return self.join(then), self.join(otherwise)
 
-    # What is known of values
+    # Variables
 
     def store(self, target: ast.expr, state: State, value: ast.expr | None = None) -> State:
         match target:
@@ -670,11 +471,7 @@ class _Walk:
         bit = self.index.get(name, 0) & self.tracked
         bound: State = []
         for path in state:
-            facts = path.facts
-            if self.apart:
-                facts = self._forget(name, facts)
-                if name in self.mentions and value is not None:
-                    facts = {**facts, **self._known(name, value, path)}
+            facts = self.conditions.assigned(name, value, path.facts) if self.apart else path.facts
             if unbound:
                 bound.append(Path(path.bound & ~bit, path.unbound | bit, facts))
             else:
@@ -685,107 +482,8 @@ class _Walk:
         """A method of `name` was called: what was known of it may be over."""
         if not self.apart:
             return state
-        changed = []
-        for path in state:
-            value = path.facts.get(f"={name}", _UNKNOWN)
-            facts = path.facts if isinstance(value, str | int | float) else self._forget(name, path.facts)
-            changed.append(path._replace(facts={**facts, name: True} if filled and name in self.mentions else facts))
-        return self.join(changed)
-
-    def _forget(self, name: str, facts: Mapping[str, object]) -> Mapping[str, object]:
-        gone = [key for key in facts if name in self.mentions.get(key.removeprefix("="), ())]
-        return {key: value for key, value in facts.items() if key not in gone} if gone else facts
-
-    def _known(self, name: str, value: ast.expr, path: Path) -> dict[str, object]:
-        constant = self.constant(value, path)
-        if constant is not _UNKNOWN:
-            return {f"={name}": constant}
-        filled = self.is_filled(value, path)
-        empty = isinstance(value, ast.List | ast.Tuple) and not value.elts
-        return {name: filled} if filled or empty else {}
-
-    def _note(self, node: ast.expr) -> None:
-        """Remember which conditions are asked, and how often: facts about the others are not kept."""
-        for part in ast.walk(node):
-            if isinstance(part, ast.expr):
-                text, _ = self.text(part)
-                self.asked[text] += 1
-
-    def text(self, node: ast.expr) -> tuple[str, bool]:
-        """A condition in its positive form, and whether that is what was asked."""
-        positive = True
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _NEGATED:
-            opposite = _NEGATED[type(node.ops[0])]()
-            node, positive = ast.Compare(node.left, [opposite], node.comparators), False
-            key = ast.unparse(node)
-        elif node in self.texts:
-            return self.texts[node], True
-        else:
-            key = self.texts[node] = ast.unparse(node)
-        names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-        self.mentions[key] = frozenset(names)
-        return key, positive
-
-    def truth(self, node: ast.expr, path: Path) -> bool | None:
-        value = self.constant(node, path)
-        if value is not _UNKNOWN:
-            return bool(value)
-        text, positive = self.text(node)
-        known = path.facts.get(text)
-        return None if known is None else known is positive
-
-    def suppose(self, node: ast.expr, path: Path, *, value: bool) -> Path:
-        text, positive = self.text(node)
-        facts: dict[str, object] = {}
-        if any(isinstance(part, ast.Await) for part in ast.walk(node)):
-            return path
-        if self.asked[text] > 1:
-            facts[text] = value is positive
-        match node:
-            case ast.Compare(left=left, ops=[operator], comparators=[ast.Constant(value=constant)]):
-                same = isinstance(operator, ast.Eq | ast.Is) if value else isinstance(operator, ast.NotEq | ast.IsNot)
-                asked, _ = self.text(left)
-                if same and self.asked[asked] > 1:
-                    facts[f"={asked}"] = constant
-        return path._replace(facts={**path.facts, **facts}) if facts else path
-
-    def constant(self, node: ast.expr, path: Path) -> object:
-        match node:
-            case ast.Constant(value=value):
-                return value
-            case ast.Compare(left=left, ops=[operator], comparators=[right]) if type(operator) in _COMPARE:
-                pair = self.constant(left, path), self.constant(right, path)
-                if _UNKNOWN in pair:
-                    return _UNKNOWN
-                try:
-                    return _COMPARE[type(operator)](*pair)
-                except TypeError:
-                    return _UNKNOWN
-        return path.facts.get(f"={self.text(node)[0]}", _UNKNOWN) if self.apart else _UNKNOWN
-
-    def is_filled(self, node: ast.expr, path: Path) -> bool:
-        """Whether there is something in it to loop over."""
-        match node:
-            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                return any(not isinstance(part, ast.Starred) for part in parts)
-            case ast.Dict(keys=keys):
-                return any(keys)
-            case ast.Constant(value=str() | bytes() as value):
-                return bool(value)
-            case ast.Name(id=name):
-                return path.facts.get(name) is True or bool(path.facts.get(f"={name}"))
-            case ast.Call(func=ast.Name(id="range"), args=args, keywords=[]) if "range" not in self.index:
-                values = [_integer(self.constant(part, path), part) for part in args]
-                return bool(values) and None not in values and _ranges(values)
-            case ast.Call(
-                func=ast.Name(id="enumerate" | "reversed" | "sorted" | "list" | "tuple" | "set"), args=[part]
-            ):
-                return self.is_filled(part, path)
-            case ast.Call(func=ast.Name(id="zip"), args=args, keywords=[]):
-                return bool(args) and all(self.is_filled(part, path) for part in args)
-            case ast.ListComp(generators=generators):
-                return all(not part.ifs and self.is_filled(part.iter, path) for part in generators)
-        return False
+        facts = [self.conditions.changed(name, path.facts, filled=filled) for path in state]
+        return self.join([path._replace(facts=known) for path, known in zip(state, facts, strict=True)])
 
     def join(self, state: State) -> State:
         if len(state) < 2:
@@ -799,7 +497,7 @@ class _Walk:
         for path in state:
             bound |= path.bound
             unbound |= path.unbound
-            facts = {key: value for key, value in facts.items() if path.facts.get(key, _UNKNOWN) == value}
+            facts = {key: value for key, value in facts.items() if path.facts.get(key, UNKNOWN) == value}
         return [Path(bound, unbound, facts)]
 
 
@@ -838,16 +536,6 @@ _EXPRESSIONS: dict[type[ast.AST], Callable[..., State]] = {
     ast.SetComp: _Walk.comprehend,
     ast.DictComp: _Walk.comprehend,
     ast.GeneratorExp: _Walk.generate,
-}
-_COMPARE: dict[type[ast.cmpop], Callable[..., object]] = {
-    ast.Eq: lambda left, right: left == right,
-    ast.NotEq: lambda left, right: left != right,
-    ast.Lt: lambda left, right: left < right,
-    ast.LtE: lambda left, right: left <= right,
-    ast.Gt: lambda left, right: left > right,
-    ast.GtE: lambda left, right: left >= right,
-    ast.Is: lambda left, right: left is right,
-    ast.IsNot: lambda left, right: left is not right,
 }
 
 
@@ -893,13 +581,5 @@ def _annotations(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterable[ast.e
     return (part for part in (*(argument.annotation for argument in every if argument), node.returns) if part)
 
 
-def _integer(value: object, node: ast.expr) -> int | None:
-    match node:
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as number)):
-            return -number
-    return value if isinstance(value, int) else None
-
-
-def _ranges(values: Collection[int | None]) -> bool:
-    numbers = [value for value in values if value is not None]
-    return len(numbers) <= 3 and (len(numbers) < 3 or numbers[2] != 0) and bool(range(*numbers))
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
