@@ -75,6 +75,55 @@ def test_code_runs_as_the_main_module() -> None:
     assert execute(code).value == 3
 
 
+VALUES = [
+    None,
+    True,
+    0,
+    -7,
+    10**30,
+    0.1,
+    -1e-300,
+    1e22,
+    "",
+    'é"\\\n\x00\u2028',
+    "\U0001f600",
+    [],
+    {},
+    [[1], {"a": [None]}],
+]
+
+
+def test_values_pass_both_ways_unchanged() -> None:
+    code = "import harness\nharness.result(harness.inputs['values'])"
+    found = execute(code, inputs={"values": VALUES}).value
+    assert found == VALUES
+    assert [type(value) for value in found] == [type(value) for value in VALUES]
+
+
+def test_keys_become_text_and_a_lone_surrogate_is_replaced() -> None:
+    code = "import harness\nharness.result({1: (2, 3), None: True, 'a': '\\ud800'})"
+    assert execute(code).value == {"1": [2, 3], "null": True, "a": "?"}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{1}", "TypeError: line 2: Object of type set is not JSON serializable"),
+        ("float('nan')", "ValueError: line 2: Out of range float values are not JSON compliant"),
+        ("{(1,): 2}", "TypeError: line 2: keys must be str, int, float, bool or None, not tuple"),
+    ],
+)
+def test_a_value_that_json_has_not_is_an_error_of_the_code(value: str, said: str) -> None:
+    found = execute(f"import harness\nharness.result({value})")
+    assert found.status == "failed"
+    assert f"{found.error_type}: {found.error}".startswith(said)
+
+
+def test_a_value_within_itself_is_an_error_of_the_code() -> None:
+    found = execute("import harness\nloop = []\nloop.append(loop)\nharness.result(loop)")
+    assert (found.status, found.error_type) == ("failed", "ValueError")
+
+
 async def double(name: str, arguments: Mapping[str, Any]) -> Any:
     if name == "refuse":
         raise LookupError("no such thing")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradeflow.workflow.program.flow import find_unbound
 from gradeflow.workflow.program import Program, ProgramError, parse
+from gradeflow.workflow.program.flow import find_unbound
 
 BREAKS = {"NameError", "UnboundLocalError"}
 NAMES = ("a", "b", "c", "d")
