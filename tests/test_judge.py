@@ -8,10 +8,12 @@ import pytest
 from gradeflow import params, prompt
 from gradeflow.errors import Fault, JudgeError, ProviderError
 from gradeflow.judge import SYSTEM, Judge, Verdict, messages, parse
-from gradeflow.llm import OpenAIClient, Reply, ScriptedClient
+from gradeflow.llm import Reply, ScriptedClient
+from gradeflow.llm.openai import OpenAIClient
 from gradeflow.prompt import Message
 from support.chat_server import ChatServer
 
+SETTINGS = params.Judge(models=["judge"], votes=1, temperature=0.0, structured=True, prompts={}, longest_answer=400)
 YES = "<analysis>Both name Paris.</analysis><true_false>True</true_false>"
 NO = "<analysis>Rome is not Paris.</analysis><true_false>False</true_false>"
 
@@ -21,7 +23,7 @@ def reply(text: str, finish_reason: str = "stop") -> Reply:
 
 
 def judged(client: ScriptedClient, answer: str = "Paris", reference: str = "paris") -> Verdict:
-    return asyncio.run(Judge(client).verdict("What is the capital of France?", reference, answer))
+    return asyncio.run(Judge([client], SETTINGS).verdict("What is the capital of France?", reference, answer))
 
 
 def test_a_verdict_has_its_reason_its_model_and_the_version_of_its_prompt() -> None:
@@ -145,7 +147,7 @@ def test_a_judge_that_does_not_decide_is_asked_once_more_in_another_way() -> Non
 
     assert judged(Recorder([reply("Well, perhaps", "length"), YES])).correct
     first, second = asked
-    assert first == {}
+    assert (first["temperature"], first["seed"]) == (0.0, None)
     assert second["temperature"]
     assert second["seed"]
     assert second["max_tokens"] == 40
@@ -173,20 +175,7 @@ FAULTS = ("empty", "null", "429", "500", "drop", "cut", "reasoning", "garbage", 
 @pytest.mark.parametrize("share", [0.13, 0.5])
 def test_a_server_that_breaks_often_never_turns_a_verdict_round(share: float) -> None:
     rng = random.Random(0)
-    endpoint = params.Endpoint(
-        url="",
-        model="judge",
-        api_key_env="",
-        temperature=0.0,
-        top_p=1.0,
-        max_tokens=64,
-        timeout_s=5.0,
-        retries=3,
-        concurrency=16,
-        no_proxy=True,
-        input_cost=0.0,
-        output_cost=0.0,
-    )
+    settings = params.Model(url="", model="judge", max_tokens=64, concurrency=16, cache="", no_proxy=True)
 
     def honest(asked: list[Message]) -> str:
         found = re.search(r"Reference: <<< (.*) >>>\nCandidate: <<< (.*) >>>", asked[-1]["content"])
@@ -194,8 +183,8 @@ def test_a_server_that_breaks_often_never_turns_a_verdict_round(share: float) ->
         return YES if found[1] == found[2] else NO
 
     async def verdicts(server: ChatServer) -> list[Verdict | BaseException]:
-        client = OpenAIClient(endpoint.model_copy(update={"url": server.url}), backoff_s=0.001)
-        judge = Judge(client)
+        client = OpenAIClient(settings.model_copy(update={"url": server.url}), backoff_s=0.001)
+        judge = Judge([client], SETTINGS)
         calls = (judge.verdict("Which?", f"{number}", f"{number + number % 2}") for number in range(300))
         given = await asyncio.gather(*calls, return_exceptions=True)
         await client.close()

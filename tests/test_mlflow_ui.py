@@ -84,7 +84,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     tiny.project(folder, rows=3)
     with pytest.MonkeyPatch.context() as patch, ChatServer() as server:
         patch.chdir(folder)
-        changes = SMALL | {"executor__url": server.url, "judge__url": server.url}
+        changes = SMALL | {"models__base__url": server.url}
         chains = []
         for own in (FIRST, SECOND):
             server.reply = SlowLearner().answer

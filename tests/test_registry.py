@@ -132,7 +132,7 @@ def linked(run_id: str) -> dict[str, int]:
 
 def record(*names: str) -> str:
     with tracking.start_run("train_grpo", {}) as run:
-        registry.record_prompts(run, names)
+        registry.record_prompts(run, [prompt.load(name) for name in names])
     return run.id
 
 

@@ -21,6 +21,7 @@ from gradeflow.sources import gsm8k, humaneval
 from gradeflow.types import Abstained, Example, Outcome, Score
 
 SETTINGS = params.Scorer(number_tolerance=0.0, tests_wall_s=5.0, judge_text=True)
+JUDGE = params.Judge(models=["judge"], votes=1, temperature=0.0, structured=True, prompts={}, longest_answer=400)
 SANDBOX = params.Sandbox(
     isolation="auto",
     wall_s=20.0,
@@ -36,7 +37,7 @@ NO = "<analysis>another</analysis><true_false>False</true_false>"
 
 
 def judge(*replies: str | Exception) -> Judge:
-    return Judge(ScriptedClient(replies))
+    return Judge([ScriptedClient(replies)], JUDGE)
 
 
 def score(example: Example, *answers: str | None, judge: Judge | None = None, **changes: Any) -> Any:
@@ -306,7 +307,7 @@ def test_the_judge_is_asked_as_the_embedded_one_was_taught_to_answer() -> None:
     example = next(sources.made("places", "test", 0))
     given = curriculum.case(example, random.Random(0))
     client = ScriptedClient([YES])
-    score(example, given.answer, judge=Judge(client))
+    score(example, given.answer, judge=Judge([client], JUDGE))
     assert client.calls == [messages(given.question, given.reference, given.answer)]
     assert example.problem not in client.calls[0][-1]["content"]
 
@@ -340,7 +341,7 @@ def test_the_version_names_all_that_a_score_rests_on() -> None:
     plain = version()
     assert plain.startswith("gradeflow-scorer/2+")
     assert plain == version()
-    other = Judge(ScriptedClient([], model="another"))
+    other = Judge([ScriptedClient([], model="another")], JUDGE)
     assert len({plain, version(judge()), version(other), version(number_tolerance=0.01)}) == 4
     assert version(judge(), judge_text=False) == version(judge_text=False)
 

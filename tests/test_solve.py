@@ -229,10 +229,11 @@ def turns(*replies: str) -> Callable[[list[dict[str, str]]], str]:
 
 def endpoint(url: str, **more: str) -> dict[str, str]:
     return {
-        "executor.url": url,
-        "executor.model": "stand-in",
-        "executor.no_proxy": "true",
-        "executor.retries": "0",
+        "models.base.url": url,
+        "models.base.model": "stand-in",
+        "models.base.no_proxy": "true",
+        "models.base.retries": "0",
+        "models.base.cache": "",
     } | more
 
 
@@ -242,7 +243,7 @@ def test_solve_runs_from_endpoint_to_tracked_grade(
     with ChatServer(turns(experiment(ENUMERATE), CONCLUDE)) as server:
         chosen = settings(
             tmp_path,
-            **endpoint(server.url, **{"executor.output_cost": "1000", "solve.benchmark": "engineeringbench"}),
+            **endpoint(server.url, **{"models.base.output_cost": "1000", "solve.benchmark": "engineeringbench"}),
         )
         solve.main(chosen, task="builtin-blending")
     assert "builtin-blending: score 1, gold medal, 2 turns" in capsys.readouterr().out
@@ -309,7 +310,7 @@ def test_a_script_must_be_a_list_of_texts(tmp_path: Path, text: str) -> None:
 
 
 def test_the_embedded_model_is_not_asked_to_model(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"executor\.url is 'local'.*executor\.model"):
+    with pytest.raises(SettingsError, match=r"models\.base\.url is 'local'.*models\.base\.model"):
         solve.main(settings(tmp_path))
 
 

@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
     tiny.project(folder)
     with pytest.MonkeyPatch.context() as patch, ChatServer(answer) as server:
         patch.chdir(folder)
-        settings = tiny.settings(folder, taught=True, executor__url=server.url, judge__url=server.url, **SMALL)
+        settings = tiny.settings(folder, taught=True, models__base__url=server.url, **SMALL)
         train_grpo.main(settings)
         run = tracking.find_stage("train_grpo")
         assert run is not None
@@ -124,10 +124,10 @@ def test_evaluation_agrees_with_validation_item_by_item(trained: tuple[Path, Par
 
 def test_an_executor_that_is_not_there_is_named_before_a_run_is_opened(trained: tuple[Path, Params, str]) -> None:
     _, settings, _ = trained
-    gone = settings.executor.model_copy(update={"url": "http://127.0.0.1:9/v1", "retries": 0})
+    gone = settings.models["base"].model_copy(update={"url": "http://127.0.0.1:9/v1", "retries": 0})
     before = len(mlflow.search_runs(output_format="list", search_all_experiments=True))
-    with pytest.raises(ProviderError, match=r"^executor: stand-in at http://127\.0\.0\.1:9/v1: unreachable"):
-        train_grpo.main(settings.model_copy(update={"executor": gone}))
+    with pytest.raises(ProviderError, match=r"^base: stand-in at http://127\.0\.0\.1:9/v1: unreachable"):
+        train_grpo.main(settings.model_copy(update={"models": {"base": gone}}))
     assert len(mlflow.search_runs(output_format="list", search_all_experiments=True)) == before
 
 

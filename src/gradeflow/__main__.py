@@ -63,16 +63,20 @@ COMMANDS: dict[str, Command] = {
             Input("out", "folder to write", kind="path"),
         ),
     ),
-    "base": Command("base", "the base model: the embedded one is made here", ("base", "sandbox", "workflow", "scorer")),
+    "base": Command(
+        "base",
+        "the base model: the embedded one is made here",
+        ("base", "models", "workflow", "judge", "scorer", "sandbox"),
+    ),
     "train_grpo": Command(
         "train_grpo",
         "a LoRA adapter by GRPO: the policy writes workflows, their answers are graded",
-        ("train", "base", "executor", "judge", "sandbox", "workflow", "scorer"),
+        ("train", "base", "models", "workflow", "judge", "scorer", "sandbox"),
     ),
     "evaluate": Command(
         "evaluate",
         "base and adapter with lm-evaluation-harness, on equal terms",
-        ("evaluate", "base", "executor", "judge", "sandbox", "workflow", "scorer"),
+        ("evaluate", "base", "models", "workflow", "judge", "scorer", "sandbox"),
         (Input("adapter", "adapter folder; empty: that of the newest training run", ""),),
     ),
     "promote": Command(
@@ -88,10 +92,10 @@ COMMANDS: dict[str, Command] = {
     "solve": Command(
         "solve",
         "one modeling task: an agent experiments, submits and is graded",
-        ("solve", "executor", "sandbox"),
+        ("solve", "models", "sandbox"),
         (
             Input("task", "competition id; empty: solve.task", ""),
-            Input("scripted", "JSON list of replies that stand in for the model; empty: ask the executor", ""),
+            Input("scripted", "JSON list of replies that stand in for the model; empty: ask solve.model", ""),
         ),
     ),
     "chain": Command("commands.chain", "base, train_grpo, evaluate, promote, serve: what `mlflow run .` runs"),
@@ -101,14 +105,14 @@ COMMANDS: dict[str, Command] = {
         ("sandbox", "tracking"),
         more="""\
 One line each: Python and what is installed; vLLM's environment; which layer isolates model-written code, and how to
-get the others; the tracking store; executor and judge, where they are not local; the base model; disk and memory.
+get the others; the tracking store; the models, where they are not local; the base model; disk and memory.
 
   ok   there, and good
   BAD  needed and missing: what follows the arrow mends it. The exit status is then 1
   -    a run can do without it, or is weaker by it
 
 Nothing is changed but what a stage would change too: the store and its experiment are made. To try another setting:
-gradeflow doctor --sandbox.isolation landlock --executor.url http://127.0.0.1:8002/v1 --executor.model gpt-oss-120b""",
+gradeflow doctor --sandbox.isolation landlock --models.base.url http://127.0.0.1:8002/v1""",
     ),
     "profile": Command(
         "commands.profile",
@@ -246,12 +250,11 @@ def explain(name: str, command: Command) -> str:
         current = {}
     for section in command.sections:
         lines.append(f"{section}:")
-        if (schema := params.section(section)) is None:
-            lines += [
-                f"  --{section}.NAME.{key}  {info.description}" for key, info in params.Source.model_fields.items()
-            ]
+        if params.is_map(section):
+            fields = params.section(section).model_fields.items()
+            lines += [f"  --{section}.NAME.{key}  {info.description}" for key, info in fields]
             continue
-        for dotted, info in params.settings(schema, section):
+        for dotted, info in params.settings(params.section(section), section):
             value: Any = current
             for key in dotted.split("."):
                 value = value.get(key, "") if isinstance(value, dict) else ""

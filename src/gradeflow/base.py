@@ -28,13 +28,12 @@ from gradeflow.grpo import environment as environments
 from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.loop import TooManyFaults
 from gradeflow.grpo.sample import complete, policy_prompts
-from gradeflow.judge import Judge
 from gradeflow.params import Params
 from gradeflow.types import KINDS, Example, Sample
 from gradeflow.workflow import fixed, operators
 from gradeflow.workflow.program import ProgramError, parse
 
-SECTIONS = ("base", "executor", "judge", "sandbox", "workflow", "scorer")
+SECTIONS = ("base", "models", "workflow", "judge", "scorer", "sandbox")
 # Seed of the lessons and problems that the base is measured on, away from those that it is taught with.
 HELD_OUT = 1_000_003
 
@@ -151,7 +150,7 @@ def _first_operator(text: str) -> str:
 
 
 async def _as_judge(environment: WorkflowEnvironment, count: int) -> dict[str, float]:
-    judge = Judge(environment.judge_client)
+    judge = environment.judge
     rng = random.Random(HELD_OUT)
     cases = [
         curriculum.case(example, rng) for example in itertools.islice(sources.made("places", "test", HELD_OUT), count)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradeflow import adapter as adapters
-from gradeflow import dataset, fingerprint, gate, jsonl, lineage, models, prompt, registry, tracking
+from gradeflow import dataset, fingerprint, gate, jsonl, lineage, models, registry, tracking
 from gradeflow.adapter import BaseIdentity
 from gradeflow.dataset import Dataset
 from gradeflow.errors import AdapterError
@@ -30,7 +30,7 @@ from gradeflow.params import Params
 from gradeflow.types import KINDS, Sample
 from gradeflow.workflow import fixed
 
-SECTIONS = ("evaluate", "base", "executor", "judge", "sandbox", "workflow", "scorer")
+SECTIONS = ("evaluate", "base", "models", "workflow", "judge", "scorer", "sandbox")
 
 
 def main(params: Params, *, adapter: str = "") -> None:
@@ -135,7 +135,7 @@ def write(
         jsonl.write(out / "samples" / f"{names.get(name, name)}.jsonl", (sample.to_row() for sample in found))
     results = {
         "scorer": environment.scorer.version,
-        "judge": {"model": environment.judge_client.model, "prompt": prompt.load("judge").version},
+        "judge": {"model": environment.judge.model, "prompt": environment.judge.prompt_version},
         "base": {
             "name": identity.name,
             "revision": identity.revision,

@@ -1,17 +1,26 @@
 """Question, reference, answer -> a verdict. A judge that decides nothing is a JudgeError, never a False."""
 
+import asyncio
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from gradeflow import prompt
-from gradeflow.errors import JudgeError
+from gradeflow import digest, params, prompt
+from gradeflow.errors import JudgeError, SettingsError
 from gradeflow.llm import ChatClient, Reply
 from gradeflow.prompt import Message
 
 SYSTEM = "You are a precise answer equivalence evaluator."
 RETRY_TEMPERATURE = 0.7
 LAST_WORDS = 200
+SCHEMA = {
+    "type": "object",
+    "properties": {"analysis": {"type": "string"}, "true_false": {"type": "string", "enum": ["True", "False"]}},
+    "required": ["analysis", "true_false"],
+    "additionalProperties": False,
+}
 
 _MARKERS = re.compile(r"<(?:\s*<){2,}|>(?:\s*>){2,}")
 _LABEL = re.compile(r"true[\s_-]*false", re.IGNORECASE)
@@ -34,55 +43,123 @@ _ANALYSIS = re.compile(r"<analysis>(.*?)(?:</analysis>|\Z)", re.DOTALL | re.IGNO
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """`votes` are those that stand behind it; the reason is one of theirs."""
+
     correct: bool
     reason: str
     model: str
     prompt_version: str
+    votes: int = 1
 
 
 class Judge:
-    def __init__(self, client: ChatClient) -> None:
-        self._client = client
-        self.model = client.model
+    """Asks `settings.votes` times each of the models behind `clients`, and takes what most of all votes say."""
+
+    def __init__(self, clients: Sequence[ChatClient], settings: params.Judge) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._prompts = {source: prompt_of(name) for source, name in settings.prompts.items()}
+        self.model = "+".join(dict.fromkeys(client.model for client in clients))
+        self.version = digest.of_json(
+            {
+                "models": [client.model for client in clients],
+                "prompts": {source: asked.version for source, asked in self._prompts.items()},
+                "settings": settings.model_dump(mode="json", exclude={"models", "prompts"}),
+                "default": prompt.load("judge").version,
+            }
+        )[:12]
         self.prompt_version = prompt.load("judge").version
 
-    async def verdict(self, question: str, reference: str, answer: str) -> Verdict:
-        """Whether answer and reference mean the same. A reply that does not say so is asked for once more.
+    async def verdict(self, question: str, reference: str, answer: str, source: str = "") -> Verdict:
+        """Whether answer and reference mean the same; `source` names the dataset, which may have its own prompt.
 
         Raises:
-            JudgeError: neither reply held a verdict.
-            ProviderError: there was no reply.
+            JudgeError: the votes that arrived settle nothing.
+            ProviderError: the same, and a model gave no reply.
         """
-        asked = messages(question, reference, answer)
-        reply = await self._client.chat(asked)
-        correct = parse(reply, (question, reference, answer))
+        asked = self._prompts.get(source, prompt.load("judge"))
+        model, version = self.model, asked.version
+        if len(answer) > self._settings.longest_answer:
+            reason = f"an answer of {len(answer)} characters; judge.longest_answer is {self._settings.longest_answer}"
+            return Verdict(correct=False, reason=reason, model=model, prompt_version=version, votes=0)
+        values = (question, reference, answer)
+        ballots = [(client, number) for client in self._clients for number in range(self._settings.votes)]
+        found = await asyncio.gather(
+            *(self._vote(client, number, asked, values) for client, number in ballots), return_exceptions=True
+        )
+        votes = [vote for vote in found if not isinstance(vote, BaseException)]
+        for correct in (True, False):
+            agreeing = [reason for vote, reason in votes if vote is correct]
+            if 2 * len(agreeing) > len(ballots):
+                return Verdict(correct, agreeing[0], model, version, len(agreeing))
+        for fault in found:
+            if isinstance(fault, BaseException):
+                raise fault
+        raise JudgeError(f"judge {model}: {len(votes)} votes, as many for as against", cause="tie")
+
+    async def _vote(
+        self, client: ChatClient, number: int, asked: prompt.Prompt, values: tuple[str, str, str]
+    ) -> tuple[bool, str]:
+        """A reply that does not say whether they are the same is asked for once more."""
+        said = messages(*values, asked)
+        schema = SCHEMA if self._settings.structured else None
+        temperature = RETRY_TEMPERATURE if number else self._settings.temperature
+        reply = await client.chat(said, temperature=temperature, seed=number or None, schema=schema)
+        correct = parse(reply, values)
         if correct is None:
             room = 2 * reply.completion_tokens if reply.finish_reason == "length" else None
-            reply = await self._client.chat(asked, temperature=RETRY_TEMPERATURE, seed=1, max_tokens=room)
-            correct = parse(reply, (question, reference, answer))
+            again = self._settings.votes + number
+            reply = await client.chat(said, temperature=RETRY_TEMPERATURE, seed=again, max_tokens=room, schema=schema)
+            correct = parse(reply, values)
         if correct is None:
-            said = " ".join(reply.text.split())[:120]
-            raise JudgeError(f"judge {self.model} gave no verdict in two replies: {said!r}", cause="no_verdict")
-        return Verdict(correct, _reason(reply.text), reply.model, self.prompt_version)
+            text = " ".join(reply.text.split())[:120]
+            raise JudgeError(f"judge {client.model} gave no verdict in two replies: {text!r}", cause="no_verdict")
+        return correct, _reason(reply.text)
 
 
-def messages(question: str, reference: str, answer: str) -> list[Message]:
+def prompt_of(file: str) -> prompt.Prompt:
+    """A dataset's own prompt for the judge, by the name of its file.
+
+    Raises:
+        SettingsError: it cannot be read, or has other placeholders than question, reference and answer.
+    """
+    try:
+        asked = prompt.Prompt(Path(file).stem, Path(file).read_text(encoding="utf-8").strip())
+        asked.render(question="", reference="", answer="")
+    except (OSError, UnicodeDecodeError, KeyError, IndexError, ValueError) as error:
+        said = f"{file}: {error}; expected a text with {{question}}, {{reference}} and {{answer}}"
+        raise SettingsError(f"judge.prompts: {said}") from None
+    return asked
+
+
+def messages(question: str, reference: str, answer: str, asked: prompt.Prompt | None = None) -> list[Message]:
     """What a judge reads. The values are data: nothing in them ends their quotes or looks like a verdict."""
     values = {"question": question, "reference": reference, "answer": answer}
     quoted = {name: _quoted(value) for name, value in values.items()}
-    asked = prompt.load("judge").render(**quoted)
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+    content = (asked or prompt.load("judge")).render(**quoted)
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
 
 
 def parse(reply: Reply, values: Iterable[str] = ()) -> bool | None:
     """The verdict of a reply to a question about `values`; None where it has none, or contradicts itself."""
     finished = reply.finish_reason == "stop"
+    if finished and reply.text.lstrip().startswith("{"):
+        return _structured(reply.text)
     for form in _LABELLED if finished else _LABELLED[:1]:
         if said := {found[1].lower() for found in form.finditer(reply.text)}:
             return said == {"true"} if len(said) == 1 else None
     if not finished or any(_EITHER.search(value) for value in values):
         return None
     return _last_word(reply.text)
+
+
+def _structured(text: str) -> bool | None:
+    """The verdict of a reply that is one JSON object."""
+    try:
+        found = json.loads(text)["true_false"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return {"true": True, "false": False}.get(str(found).strip().lower())
 
 
 def _last_word(text: str) -> bool | None:
@@ -100,5 +177,7 @@ def _quoted(value: str) -> str:
 
 
 def _reason(text: str) -> str:
+    if _structured(text) is not None:
+        return " ".join(str(json.loads(text).get("analysis", "")).split())[:500]
     found = _ANALYSIS.search(text)
     return " ".join((found[1] if found else text).split())[:500]

@@ -93,19 +93,34 @@ class Base(Section):
     measure: Positive = setting("held-out questions per kind that it is measured on")
 
 
-class Endpoint(Section):
+class Model(Section):
+    """A model that is asked over chat. Other sections name it by its key in `models`."""
+
     url: str = setting("`local` (the base, in this process) or the URL of an OpenAI-compatible server")
-    model: str = setting("the model's name at that server")
-    api_key_env: str = setting("environment variable that holds the key; empty: no key")
-    temperature: float = setting("sampling temperature", ge=0, le=2)
-    top_p: float = setting("nucleus sampling", gt=0, le=1)
-    max_tokens: Positive = setting("most tokens of a reply")
-    timeout_s: float = setting("seconds before a call is given up", gt=0)
-    retries: Count = setting("further tries of a call that brought no usable reply")
-    concurrency: Positive = setting("calls in flight at once")
-    no_proxy: bool = setting("ignore proxy settings of the environment")
-    input_cost: float = setting("USD per million prompt tokens", ge=0)
-    output_cost: float = setting("USD per million completion tokens", ge=0)
+    model: str = setting("the model's name at that server", default="")
+    api_key_env: str = setting("environment variable that holds the key; empty: no key", default="")
+    api_key_file: str = setting("file that holds the key, where no variable does; empty: no key", default="")
+    temperature: float = setting("sampling temperature", ge=0, le=2, default=0.0)
+    top_p: float = setting("nucleus sampling", gt=0, le=1, default=1.0)
+    max_tokens: Positive = setting("most tokens of a reply, its reasoning included", default=4096)
+    context: Count = setting("tokens that prompt and reply may have; 0: as the server says", default=0)
+    timeout_s: float = setting("seconds before a try is given up", gt=0, default=120.0)
+    deadline_s: float = setting("seconds before a call is given up with all its tries", gt=0, default=600.0)
+    retries: Count = setting("further tries of a call that brought no usable reply", default=3)
+    concurrency: Positive = setting("most calls in flight at once; fewer where the server cannot take them", default=64)
+    cache: str = setting("folder that keeps replies to equal questions; empty: none", default=".gradeflow/replies")
+    no_proxy: bool = setting("ignore proxy settings of the environment", default=False)
+    input_cost: float = setting("USD per million prompt tokens", ge=0, default=0.0)
+    output_cost: float = setting("USD per million completion tokens", ge=0, default=0.0)
+
+
+class Judge(Section):
+    models: list[str] = setting("names in `models`; each is asked, and most votes decide", min_length=1)
+    votes: Positive = setting("replies of each model; those after the first are sampled")
+    temperature: float = setting("sampling temperature of the first reply", ge=0, le=2)
+    structured: bool = setting("verdicts as JSON by a schema, where the server can")
+    prompts: dict[str, str] = setting("file with a prompt of its own, NAME.txt, by source")
+    longest_answer: Positive = setting("characters; a longer answer is wrong without being read")
 
 
 class Sandbox(Section):
@@ -128,6 +143,7 @@ class Scorer(Section):
 
 
 class Workflow(Section):
+    executor: str = setting("name in `models` of the one that operators ask")
     operators: list[Operator] = setting("operators that a policy is told of and may call", min_length=1)
     wall_s: float = setting("seconds for one workflow, its operators included", gt=0)
     max_calls: Positive = setting("operator calls in one workflow")
@@ -201,6 +217,7 @@ class Serve(Section):
 
 
 class Solve(Section):
+    model: str = setting("name in `models` of the one that the agent asks")
     workflow: Literal["scientific"] = setting("the agent's way of working")
     benchmark: str = setting("benchmark family: engineering, mathmodeling, mle or science")
     task: str = setting("competition id; `builtin-*` tasks need no data folder")
@@ -222,10 +239,10 @@ class Params(Section):
     fetch: dict[str, Source]
     mix: Mix
     base: Base
-    executor: Endpoint
-    judge: Endpoint
+    models: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], Model]
     sandbox: Sandbox
     workflow: Workflow
+    judge: Judge
     scorer: Scorer
     train: Train
     evaluate: Evaluate
@@ -238,6 +255,14 @@ class Params(Section):
     def _sources_are_known(self) -> "Params":
         if missing := sorted(set(self.mix.weights) - set(self.fetch)):
             raise ValueError(f"mix.weights names sources that fetch lacks: {', '.join(missing)}")
+        return self
+
+    @model_validator(mode="after")
+    def _models_are_known(self) -> "Params":
+        roles = {"workflow.executor": [self.workflow.executor], "judge.models": self.judge.models}
+        for role, names in (roles | {"solve.model": [self.solve.model]}).items():
+            if missing := [name for name in names if name not in self.models]:
+                raise ValueError(f"{role} names {', '.join(missing)}; models has {', '.join(self.models)}")
         return self
 
 
@@ -308,10 +333,16 @@ def settings(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Field
             yield f"{prefix}.{name}", info
 
 
-def section(name: str) -> type[BaseModel] | None:
-    """The class of a top-level section; None for `fetch`, whose keys are the names of datasets."""
-    annotation = Params.model_fields[name].annotation
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+def section(name: str) -> type[BaseModel]:
+    """The class of a top-level section or, for `fetch` and `models`, of each of the entries by name."""
+    annotation: Any = Params.model_fields[name].annotation
+    found: type[BaseModel] = typing.get_args(annotation)[1] if is_map(name) else annotation
+    return found
+
+
+def is_map(name: str) -> bool:
+    """Whether a top-level section has entries by name: datasets, models."""
+    return typing.get_origin(Params.model_fields[name].annotation) is dict
 
 
 def _leaf_type(dotted: str) -> Any:

@@ -9,7 +9,7 @@ import shutil
 import string
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +152,7 @@ def fetch(version: Version, cache: Path) -> Path:
     return folder
 
 
-def record_prompts(run: tracking.Run, names: Iterable[str]) -> None:
+def record_prompts(run: tracking.Run, prompts: Sequence[prompt.Prompt]) -> None:
     """Say on the run which prompts it uses, and link it to their versions in the registry, new ones where needed.
 
     A registry that does not take them costs a warning and the link, and not the run: the run's own tag has the
@@ -160,7 +160,6 @@ def record_prompts(run: tracking.Run, names: Iterable[str]) -> None:
     """
     from mlflow.tracing.constant import TraceTagKey
 
-    prompts = [prompt.load(name) for name in names]
     run.set_tags({PROMPTS: json.dumps({one.name: one.version for one in prompts})})
     try:
         with tracking.told():

@@ -79,8 +79,7 @@ class Scorer:
         self._settings = settings
         self._sandbox = sandbox
         self._judge = judge if settings.judge_text else None
-        judged_by = {"model": self._judge.model, "prompt": self._judge.prompt_version} if self._judge else None
-        rests_on = {"settings": settings.model_dump(mode="json"), "judge": judged_by}
+        rests_on = {"settings": settings.model_dump(mode="json"), "judge": self._judge and self._judge.version}
         self.version = f"{NAME}+{digest.of_json(rests_on)[:12]}"
 
     async def score(self, example: Example, answer: str | None) -> Outcome:
@@ -141,7 +140,7 @@ class Scorer:
         if self._judge is None:
             return Score(token_f1(answer, example.ground_truth), "token_f1")
         question = str(example.extra.get("question", example.problem))  # without the paragraphs to read
-        verdict = await self._judge.verdict(question, example.ground_truth, answer)
+        verdict = await self._judge.verdict(question, example.ground_truth, answer, example.source)
         return Score(float(verdict.correct), "judge", verdict.reason)
 
 

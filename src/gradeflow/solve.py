@@ -11,12 +11,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gradeflow import benchmarks, readiness, registry, tracking
+from gradeflow import benchmarks, prompt, readiness, registry, tracking
 from gradeflow.attempt import Attempt, solve_task
 from gradeflow.benchmarks import Competition
 from gradeflow.errors import DataError, GradeflowError, SettingsError
 from gradeflow.llm import ChatClient, ScriptedClient, connect
-from gradeflow.params import Endpoint, Params, Solve
+from gradeflow.params import Model, Params, Solve
 from gradeflow.params import Sandbox as SandboxSettings
 from gradeflow.redact import redact
 from gradeflow.sandbox import Sandbox
@@ -47,14 +47,14 @@ def main(params: Params, *, task: str = "", scripted: str = "") -> None:
     params = params.model_copy(update={"solve": params.solve.model_copy(update=chosen)})
     replies = _replies(Path(scripted)) if scripted else None
     if replies is None:
-        _require_server(params.executor)
+        _require_server(params.solve.model, params.models[params.solve.model])
     with tempfile.TemporaryDirectory(prefix="gradeflow-") as folder:
         competition = benchmarks.competition(params.solve.benchmark, params.solve.task, Path(folder))
         competition.prepare()
         tracking.connect(params.tracking, Path.cwd())
         with tracking.start_run("solve", redact(params.model_dump(mode="json"))) as run:
             run.set_tags({BENCHMARK: params.solve.benchmark, TASK: competition.id})
-            registry.record_prompts(run, PROMPTS)
+            registry.record_prompts(run, [prompt.load(name) for name in PROMPTS])
             attempt = asyncio.run(_attempt(competition, params, replies))
             run.set_tags({MODEL: attempt.model})
             run.log_metrics(metrics(attempt))
@@ -97,7 +97,9 @@ def summary(attempt: Attempt) -> str:
 
 async def _attempt(competition: Competition, params: Params, replies: list[str] | None) -> Attempt:
     await readiness.check(limits(params), {})  # the executor is asked at once anyway
-    client: ChatClient = connect(params.executor, None) if replies is None else ScriptedClient(replies)
+    client: ChatClient = (
+        connect(params.models[params.solve.model], None) if replies is None else ScriptedClient(replies)
+    )
     sandbox = Sandbox(limits(params))
     try:
         attempt = await solve_task(
@@ -158,11 +160,11 @@ def write_results(settings: Solve, line: Mapping[str, Any]) -> Path:
         return path
 
 
-def _require_server(endpoint: Endpoint) -> None:
-    if endpoint.url == "local":
+def _require_server(name: str, model: Model) -> None:
+    if model.url == "local":
         raise SettingsError(
-            "executor.url is 'local': the embedded model cannot do modeling tasks; expected the URL of an "
-            "OpenAI-compatible server, with the model's name in executor.model"
+            f"models.{name}.url is 'local': the embedded model cannot do modeling tasks; expected the URL of an "
+            f"OpenAI-compatible server, with the model's name in models.{name}.model"
         )
 
 
@@ -177,5 +179,5 @@ def _replies(path: Path) -> list[str]:
 
 
 def _secrets(params: Params) -> list[str]:
-    names = (params.executor.api_key_env, params.judge.api_key_env)
+    names = [model.api_key_env for model in params.models.values()]
     return [value for name in names if name and (value := os.environ.get(name))]

@@ -27,7 +27,7 @@ from gradeflow.workflow.run import FAILURES
 
 # A file in checkpoints that have been validated.
 VALIDATED = "validated"
-SECTIONS = ("train", "base", "executor", "judge", "sandbox", "workflow", "scorer", "evaluate")
+SECTIONS = ("train", "base", "models", "workflow", "judge", "scorer", "sandbox", "evaluate")
 
 
 def main(params: Params) -> None:

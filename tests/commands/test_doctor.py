@@ -43,7 +43,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[list[P
 
 
 def found(**changes: dict[str, Any]) -> dict[str, doctor.Finding]:
-    sections = {name: getattr(SETTINGS, name).model_copy(update=change) for name, change in changes.items()}
+    sections: dict[str, Any] = {
+        name: change if name == "models" else getattr(SETTINGS, name).model_copy(update=change)
+        for name, change in changes.items()
+    }
     return {finding.what: finding for finding in doctor.examine(SETTINGS.model_copy(update=sections), Path())}
 
 
@@ -58,8 +61,7 @@ def test_a_machine_with_all_that_is_needed_has_a_line_for_each_thing_and_none_ba
         assert f" {part} " in told
     for part in (
         "tracking store",
-        "executor",
-        "judge",
+        "model base",
         "base model",
         "disk here",
         "disk for temporary files",
@@ -118,14 +120,14 @@ def test_what_is_needed_and_missing_ends_in_status_1_and_one_line(
     assert "Start the server" in "\n".join(lines)
 
 
-def test_endpoints_elsewhere_are_asked(machine: Any) -> None:
+def test_models_elsewhere_are_asked(machine: Any) -> None:
     with ChatServer() as server:
-        elsewhere = {"url": server.url, "model": "m"}
-        findings = found(executor=elsewhere, judge={"url": "http://127.0.0.1:9/v1", "model": "m", "retries": 0})
+        there = params.Model(url=server.url, model="m")
+        findings = found(models={"one": there, "two": params.Model(url="http://127.0.0.1:9/v1", model="m", retries=0)})
         assert len(server.bodies) == 1
-    assert (findings["executor"].mark, findings["executor"].said) == ("good", f"m at {server.url} answers")
-    assert findings["judge"].mark == "bad"
-    assert "check the url" in findings["judge"].said
+    assert (findings["model one"].mark, findings["model one"].said) == ("good", f"m at {server.url} answers")
+    assert findings["model two"].mark == "bad"
+    assert "check the url" in findings["model two"].said
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_only_the_client_s_packages_are_needed(
     findings = found()
     assert tuple(findings[f"gradeflow[{name}]"].mark for name in ("client", "data", "train")) == marks
     assert all("pip install" in finding.remedy for finding in findings.values() if "missing" in finding.said)
-    assert findings["executor"].mark == ("optional" if "torch" in lacking else "good")
+    assert findings["model base"].mark == ("optional" if "torch" in lacking else "good")
 
 
 def test_it_runs_where_torch_and_its_kin_are_not_installed(tmp_path: Path) -> None:

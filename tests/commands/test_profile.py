@@ -138,17 +138,18 @@ def test_the_large_profile_pins_its_model_and_data(root: Path) -> None:
     assert settings.base.revision == "a09a35458c702b33eeacc393d103063234e8bc28"
     assert settings.train.lora.rank == settings.train.lora.alpha == 64
     assert settings.train.learning_rate == 1e-5
-    assert settings.executor.model == settings.judge.model == "gpt-oss-120b"
+    assert settings.workflow.executor == settings.solve.model == "gpt-oss-120b"
+    assert settings.judge.models == list(settings.models) == ["gpt-oss-120b"]
     assert set(settings.mix.weights) == set(settings.fetch) == {"gsm8k", "humaneval"}
     assert all(source.sha256.keys() == source.files.keys() for source in settings.fetch.values())
 
 
 def test_changes_are_listed_old_to_new(root: Path) -> None:
-    add(root, "train: {max_steps: 7, seed: 0}\nexecutor: {no_proxy: true, model: m}\n")
+    add(root, "train: {max_steps: 7, seed: 0}\nsandbox: {parallel: 9, isolation: none}\n")
     assert profile.use("mine", root) == [
         f"train.max_steps: {MAX_STEPS} -> 7",
-        "executor.no_proxy: false -> true",
-        'executor.model: "" -> m',
+        "sandbox.parallel: 4 -> 9",
+        "sandbox.isolation: auto -> none",
     ]
 
 
@@ -276,11 +277,12 @@ def test_an_import_gives_settings_that_fit(root: Path) -> None:
     assert settings.workflow.operators == asked
     assert settings.workflow.wall_s == 600
     assert settings.base.model == "Qwen/Qwen2.5-7B-Instruct"
-    assert settings.executor.url == settings.judge.url == "http://127.0.0.1:8002/v1"
-    assert settings.executor.model == settings.judge.model == "gpt-oss-120b"
-    assert (settings.executor.temperature, settings.executor.top_p) == (0.1, 0.9)
-    assert settings.judge.temperature == 0
-    assert settings.executor.no_proxy
+    assert settings.workflow.executor == settings.solve.model == "local-oss"
+    assert settings.judge.models == ["local-oss"]
+    assert set(settings.models) == {"local-oss", "gpt-4o-mini"}
+    chosen = settings.models["local-oss"]
+    assert (chosen.url, chosen.model) == ("http://127.0.0.1:8002/v1", "gpt-oss-120b")
+    assert (chosen.temperature, chosen.top_p, chosen.no_proxy) == (0.1, 0.9, True)
 
 
 def test_every_key_of_the_original_has_a_note_and_every_note_a_reason(root: Path) -> None:
@@ -295,15 +297,17 @@ def test_every_key_of_the_original_has_a_note_and_every_note_a_reason(root: Path
 
 def test_every_setting_that_a_note_names_exists() -> None:
     known = {dotted for name in Params.model_fields for dotted in _settings(name)}
-    moves = [*settings_files.RULES.values(), *settings_files.MODEL_RULES.values()]
-    for rule in moves:
-        changes, _ = rule("Custom", {})
+    for rule in settings_files.RULES.values():
+        changes, _ = rule("Custom", {"models": {"Custom": {}}})
         assert set(changes) <= known
+    for rule in settings_files.MODEL_RULES.values():
+        changes, _ = rule("Custom", {})
+        assert set(changes) <= set(params.Model.model_fields)
 
 
 def _settings(name: str) -> set[str]:
     section = params.section(name)
-    return {dotted for dotted, _ in params.settings(section, name)} if section else set()
+    return {dotted for dotted, _ in params.settings(section, name)}
 
 
 def test_keys_are_known_however_deep_they_lie(root: Path) -> None:
@@ -345,24 +349,40 @@ def test_no_secret_reaches_settings_or_notes(root: Path) -> None:
     found = original(root)
     for secret in ("sk-secret-value", "sk-other", "wandb-secret"):
         assert secret not in repr(found)
-    assert found.patch["executor"]["api_key_env"] == found.patch["judge"]["api_key_env"] == settings_files.KEY_VARIABLE
+    assert found.patch["models"]["local-oss"]["api_key_env"] == settings_files.KEY_VARIABLE
     advice = next(note for note in found.notes if note.key == "models.local-oss.api_key")
     assert f"export {settings_files.KEY_VARIABLE}=" in advice.reason
 
 
 def test_a_stand_in_for_a_key_means_no_key(root: Path) -> None:
     found = original(root, "max_steps: 1\n", "models: {m: {api_key: EMPTY}}\n")
-    assert found.patch["executor"]["api_key_env"] == ""
+    assert found.patch["models"]["m"]["api_key_env"] == ""
 
 
 def test_a_model_without_model_name_goes_by_its_key(root: Path) -> None:
     found = original(root, "max_steps: 1\n", "models: {gpt-4o-mini: {base_url: http://x/v1}}\n")
-    assert found.patch["executor"] == {"model": "gpt-4o-mini", "url": "http://x/v1"}
+    assert found.patch["models"] == {"gpt-4o-mini": {"model": "gpt-4o-mini", "url": "http://x/v1"}}
+    assert found.patch["workflow"] == {"executor": "gpt-4o-mini"}
 
 
-def test_models_that_are_not_the_executor_are_named_as_such(root: Path) -> None:
-    notes = [note for note in original(root).notes if note.key == "models.gpt-4o-mini.base_url"]
-    assert notes == [Note("models.gpt-4o-mini.base_url", None, "the executor is local-oss")]
+@pytest.mark.parametrize("wanted", ["gpt-4.1", "b"])
+def test_the_executor_is_named_by_its_key_or_by_its_name_at_the_server(root: Path, wanted: str) -> None:
+    models = "models: {a: {model_name: a1}, gpt-4.1: {model_name: b}}\n"
+    found = original(root, f"aflow_executor_model: {wanted}\n", models)
+    assert found.patch["workflow"] == {"executor": "gpt-4-1"}
+    assert found.patch["judge"] == {"models": ["gpt-4-1"]}
+
+
+def test_an_executor_that_is_not_in_the_file_is_said_and_the_first_takes_its_place(root: Path) -> None:
+    found = original(root, "aflow_executor_model: c\n", "models: {a: {}, b: {}}\n")
+    assert Note("aflow_executor_model", None, "aflow_llm.yaml has only a, b") in found.notes
+    assert found.patch["workflow"] == {"executor": "a"}
+
+
+def test_without_the_file_of_models_the_executor_stays(root: Path) -> None:
+    found = original(root, "aflow_executor_model: c\n", None)
+    assert found.notes == [Note("aflow_executor_model", None, "its address is in aflow_llm.yaml: import both files")]
+    assert found.patch == {}
 
 
 def test_a_file_that_is_no_list_of_models_is_refused(root: Path) -> None:

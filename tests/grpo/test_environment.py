@@ -27,8 +27,8 @@ def grade(folder: Path, completion: str, question: Example, replies: list[str | 
     async def run() -> Graded:
         environment = WorkflowEnvironment(tiny.settings(folder, train__fault_retries=1))
         client = ScriptedClient(replies)
-        environment.executor = environment.judge_client = client
-        environment.scorer._judge._client = client
+        environment.executor = client
+        environment.judge._clients = [client]
         try:
             return await environment.grade(completion, question)
         finally:

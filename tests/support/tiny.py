@@ -9,15 +9,14 @@ from gradeflow import dataset, jsonl, params, sources
 from gradeflow.embedded import curriculum, teach
 
 ROOT = Path(__file__).parents[2]
-# Two steps of training with a validation after each, and a stand-in as executor and judge.
+# Two steps of training with a validation after each, and a stand-in for executor and judge.
 TWO_STEPS = {
     "train__max_steps": 2,
     "train__eval_every": 1,
     "train__prompts_per_step": 4,
     "train__group_size": 4,
     "train__warmup_steps": 0,
-    "executor__model": "stand-in",
-    "judge__model": "stand-in",
+    "models__base__model": "stand-in",
 }
 
 
@@ -30,6 +29,7 @@ def settings(folder: Path, *, taught: bool = False, **overrides: object) -> para
     changes = {
         "base.model": str(base),
         "sandbox.parallel": "2",
+        "models.base.cache": "",
         **{name.replace("__", "."): str(value) for name, value in overrides.items()},
     }
     found = params.load(ROOT / "params.yaml", changes)

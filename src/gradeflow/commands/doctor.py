@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 from gradeflow import llm, models, readiness, sandbox, serve, tracking
 from gradeflow.errors import GradeflowError, SettingsError, SetupError, TrackingError
-from gradeflow.params import Endpoint, Params
+from gradeflow.params import Model, Params
 from gradeflow.redact import redact
 
 GIB = 1 << 30
@@ -63,7 +63,7 @@ def examine(params: Params, root: Path) -> Iterator[Finding]:
     yield _vllm(root)
     yield from asyncio.run(_layers(params))
     yield _store(params, root)
-    yield from asyncio.run(_endpoints(params))
+    yield from asyncio.run(_models(params))
     yield _base(params)
     yield _disk("disk here", root)
     yield _disk("disk for temporary files", Path(tempfile.gettempdir()))
@@ -140,24 +140,24 @@ def _store(params: Params, root: Path) -> Finding:
     return Finding("good", "tracking store", f"{redact(where)}, experiment {params.tracking.experiment}")
 
 
-async def _endpoints(params: Params) -> list[Finding]:
-    sections = {"executor": params.executor, "judge": params.judge}
-    return await asyncio.gather(*(_endpoint(name, section) for name, section in sections.items()))
+async def _models(params: Params) -> list[Finding]:
+    return await asyncio.gather(*(_model(name, model) for name, model in params.models.items()))
 
 
-async def _endpoint(name: str, endpoint: Endpoint) -> Finding:
-    if endpoint.url == llm.LOCAL:
+async def _model(name: str, model: Model) -> Finding:
+    what = f"model {name}"
+    if model.url == llm.LOCAL:
         if not _version("torch"):
             said = "local, but the base model cannot run here without torch"
-            return Finding("optional", name, said, f"{INSTALL.format('train')}, or set {name}.url")
-        return Finding("good", name, "local: the base model, in the same process")
+            return Finding("optional", what, said, f"{INSTALL.format('train')}, or set models.{name}.url")
+        return Finding("good", what, "local: the base model, in the same process")
     if importlib.util.find_spec("openai") is None:
-        return Finding("bad", name, "openai is missing", INSTALL.format(NEEDED_EXTRA))
+        return Finding("bad", what, "openai is missing", INSTALL.format(NEEDED_EXTRA))
     try:
-        await readiness.ask(name, endpoint)
+        await readiness.ask(name, model)
     except GradeflowError as error:
-        return Finding("bad", name, str(error).removeprefix(f"{name}: "))
-    return Finding("good", name, f"{endpoint.model} at {redact(endpoint.url)} answers")
+        return Finding("bad", what, str(error).removeprefix(f"{name}: "))
+    return Finding("good", what, f"{model.model} at {redact(model.url)} answers")
 
 
 def _base(params: Params) -> Finding:

@@ -4,6 +4,7 @@ Every key of theirs is mapped to a setting of params.yaml, or named as dropped w
 params.yaml.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,12 @@ def import_original(training_yaml: Path, aflow_yaml: Path | None = None) -> Impo
     leaves = dict(_leaves(read(training_yaml)))
     names = {path[-1]: value for path, value in leaves.items()}
     names |= {".".join(path[-2:]): value for path, value in leaves.items()}
+    aflow = read(aflow_yaml) if aflow_yaml is not None else None
+    names |= {"models": _models(aflow)} if aflow is not None else {}
     patch: dict[str, Any] = {}
     notes = [_follow(_rule(path), path, value, names, patch) for path, value in leaves.items()]
-    if aflow_yaml is not None:
-        notes += _import_models(read(aflow_yaml), names.get("aflow_executor_model"), patch)
+    if aflow is not None:
+        notes += _import_models(aflow, names.get("aflow_executor_model"), patch)
     return Imported(patch, notes)
 
 
@@ -115,6 +118,15 @@ def _operators(value: Any, _: Names) -> tuple[dict[str, Any], str]:
     asked, known = _list(value), get_args(Operator)
     kept, left = [name for name in asked if name in known], [name for name in asked if name not in known]
     return {"workflow.operators": kept}, f"not offered here: {', '.join(left)}" if left else "same meaning"
+
+
+def _executor(value: Any, names: Names) -> tuple[dict[str, Any], str]:
+    if "models" not in names:
+        return {}, "its address is in aflow_llm.yaml: import both files"
+    chosen = _called(names["models"], value)
+    if chosen is None:
+        return {}, f"aflow_llm.yaml has only {', '.join(names['models'])}"
+    return _roles(chosen), "one model answered and judged"
 
 
 def _max_new_tokens(value: Any, names: Names) -> tuple[dict[str, Any], str]:
@@ -213,7 +225,7 @@ RULES: dict[str, Rule] = {
     "test_dataset": _DATA,
     "domain_ratios": _to("mix.type_ratios", reason="shares of the mixed rows"),
     "aflow_config_path": _drop("its content is imported, given as the second file"),
-    "aflow_executor_model": _to("executor.model", "judge.model", reason="one model answered and judged"),
+    "aflow_executor_model": _executor,
     "aflow_operators": _operators,
     "aflow_operator_descriptions_path": _drop("the policy's prompt describes them, versioned with the package"),
     "execution_timeout": _to("workflow.wall_s", reason="seconds for one workflow"),
@@ -241,39 +253,57 @@ RULES: dict[str, Rule] = {
 
 def _api_key(value: Any, _: Names) -> tuple[dict[str, Any], str]:
     if str(value or "").lower() in {"", "empty", "none", "dummy", "not-needed"}:
-        return dict.fromkeys(KEY_SETTINGS, ""), "that server asks for no key"
-    return dict.fromkeys(KEY_SETTINGS, KEY_VARIABLE), f"a secret, left out: `export {KEY_VARIABLE}=...` instead"
+        return {"api_key_env": ""}, "that server asks for no key"
+    return {"api_key_env": KEY_VARIABLE}, f"a secret, left out: `export {KEY_VARIABLE}=...` instead"
 
 
-KEY_SETTINGS = ("executor.api_key_env", "judge.api_key_env")
 MODEL_RULES: dict[str, Rule] = {
     "api_type": _drop("every endpoint is OpenAI-compatible"),
-    "base_url": _to("executor.url", "judge.url", reason="one server answered and judged"),
+    "base_url": _to("url"),
     "api_key": _api_key,
-    "model_name": _to(
-        "executor.model",
-        "judge.model",
-        reason="a model that reasons needs executor.max_tokens and judge.max_tokens above it",
-    ),
-    "temperature": _to("executor.temperature", reason="the judge keeps its own"),
-    "top_p": _to("executor.top_p", reason="the judge keeps its own"),
-    "no_proxy": _to("executor.no_proxy", "judge.no_proxy"),
+    "model_name": _to("model"),
+    "temperature": _to("temperature", reason="operators ask at it; judge.temperature is the judge's"),
+    "top_p": _to("top_p"),
+    "no_proxy": _to("no_proxy"),
 }
 
 
-def _import_models(tree: Mapping[str, Any], wanted: Any, patch: dict[str, Any]) -> Iterator[Note]:
+def _models(tree: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     models = tree.get("models")
     if not isinstance(models, Mapping) or not all(isinstance(model, Mapping) for model in models.values()):
         raise SettingsError("aflow_llm.yaml: expected `models:` with a mapping for each model")
-    asked = {name for name, model in models.items() if wanted in {name, model.get("model_name")}}
-    chosen = next((name for name in models if name in asked or wanted is None), None)
+    return models
+
+
+def _called(models: Mapping[str, Mapping[str, Any]], wanted: Any) -> str | None:
+    """The key of the model that is asked for by its key or by its name at the server."""
+    named = (name for name, model in models.items() if wanted in {name, model.get("model_name")})
+    return next(named, None) if wanted else None
+
+
+def _setting_name(model: str) -> str:
+    """Its key in `models` here, where a dot would be read as a section."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", model)
+
+
+def _roles(model: str) -> dict[str, Any]:
+    name = _setting_name(model)
+    return {"workflow.executor": name, "judge.models": [name], "solve.model": name}
+
+
+def _import_models(tree: Mapping[str, Any], wanted: Any, patch: dict[str, Any]) -> Iterator[Note]:
+    """All models by their names there. Without a choice, or with one that is not there, the first has the roles."""
+    models = _models(tree)
+    if models and _called(models, wanted) is None:
+        first = next(iter(models))
+        yield _follow(lambda *_: (_roles(first), "the first model executes and judges"), ("models",), None, {}, patch)
     for name, model in models.items():
-        if name == chosen and "model_name" not in model:
-            yield _follow(MODEL_RULES["model_name"], ("models", str(name)), str(name), {}, patch)
+        section = patch.setdefault("models", {}).setdefault(_setting_name(str(name)), {})
+        if "model_name" not in model:
+            yield _follow(_to("model", reason="AFlow asks by this name"), ("models", str(name)), str(name), {}, section)
         for key, value in model.items():
             rule = MODEL_RULES.get(key, _drop("no key of the original's"))
-            passed_over = _drop(f"the executor is {chosen or wanted}")
-            yield _follow(rule if name == chosen else passed_over, ("models", str(name), key), plain(value), {}, patch)
+            yield _follow(rule, ("models", str(name), key), plain(value), {}, section)
     for key in tree:
         if key != "models":
             yield Note(str(key), None, "no key of the original's")

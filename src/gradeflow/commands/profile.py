@@ -2,8 +2,8 @@
 
 A profile, profiles/NAME.yaml, is a part of params.yaml's tree and is laid over it by one rule:
 
-- a section (`train`, `train.lora`, `executor`, ...) is merged: settings that the profile does not name stay;
-- everything else is replaced whole: values, lists, and maps whose keys are free (`fetch`, `mix.weights`,
+- a section (`train`, `train.lora`, ...) is merged: settings that the profile does not name stay;
+- everything else is replaced whole: values, lists, and maps whose keys are free (`fetch`, `models`, `mix.weights`,
   `mix.type_ratios`). What a profile mixes is what it names, never that plus what was there before.
 """
 

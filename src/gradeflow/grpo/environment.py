@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gradeflow import digest, llm, models, readiness
+from gradeflow import digest, llm, models, prompt, readiness
 from gradeflow.errors import Fault
-from gradeflow.judge import Judge
+from gradeflow.judge import Judge, prompt_of
 from gradeflow.params import Params
+from gradeflow.prompt import Prompt
 from gradeflow.sandbox import Sandbox
 from gradeflow.scorer import Scorer
 from gradeflow.types import Event, Example, Sample, Score
@@ -27,27 +28,33 @@ class Graded:
 
 
 async def require_ready(settings: Params) -> None:
-    """Raises what `readiness.check` does where the sandbox does not isolate, or executor or judge do not answer."""
-    await readiness.check(settings.sandbox, {"executor": settings.executor, "judge": settings.judge})
+    """Raises what `readiness.check` does where the sandbox does not isolate, or executor or judges do not answer."""
+    await readiness.check(settings.sandbox, {name: settings.models[name] for name in asked(settings)})
 
 
-def prompts(settings: Params) -> list[str]:
-    """The names of the prompts that policy, judge and operators are asked by."""
-    return ["policy", "judge", *operators.prompts(settings.workflow.operators)]
+def asked(settings: Params) -> list[str]:
+    """The names of the models that execute and judge."""
+    return list(dict.fromkeys([settings.workflow.executor, *settings.judge.models]))
+
+
+def prompts(settings: Params) -> list[Prompt]:
+    """What policy, judge and operators are asked by."""
+    ours = ["policy", "judge", *operators.prompts(settings.workflow.operators)]
+    return [*map(prompt.load, ours), *map(prompt_of, settings.judge.prompts.values())]
 
 
 class WorkflowEnvironment:
-    """Runs and grades workflows. Executor and judge share one client where their settings are the same."""
+    """Runs and grades workflows."""
 
     def __init__(self, settings: Params) -> None:
-        local = "local" in {settings.executor.url, settings.judge.url}
-        base = models.base_folder(settings.base) if local else None
-        self.executor = llm.connect(settings.executor, base)
-        same = settings.judge == settings.executor
-        self.judge_client = self.executor if same else llm.connect(settings.judge, base)
+        urls = {name: settings.models[name].url for name in asked(settings)}
+        base = models.base_folder(settings.base) if llm.LOCAL in urls.values() else None
+        self.clients = llm.Clients(settings.models, base)
+        self.executor = self.clients[settings.workflow.executor]
         self.sandbox = Sandbox(settings.sandbox)
-        self.scorer = Scorer(settings.scorer, self.sandbox, Judge(self.judge_client))
-        self.needs = f"executor ({settings.executor.url}), judge ({settings.judge.url}) and sandbox"
+        self.judge = Judge([self.clients[name] for name in settings.judge.models], settings.judge)
+        self.scorer = Scorer(settings.scorer, self.sandbox, self.judge)
+        self.needs = f"{', '.join(f'{name} ({url})' for name, url in urls.items())} and sandbox"
         self._workflow = settings.workflow
         self._tries = settings.train.fault_retries + 1
 
@@ -98,7 +105,5 @@ class WorkflowEnvironment:
         return Graded(replace(sample, fault=outcome.cause), events, run.cost)
 
     async def close(self) -> None:
-        await self.executor.close()
-        if self.judge_client is not self.executor:
-            await self.judge_client.close()
+        await self.clients.close()
         await self.sandbox.close()

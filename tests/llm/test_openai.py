@@ -1,0 +1,200 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from gradeflow import params
+from gradeflow.errors import ProviderError, SettingsError
+from gradeflow.llm import Reply
+from gradeflow.llm.openai import OpenAIClient
+from gradeflow.prompt import user
+from support.chat_server import ChatServer
+
+MODEL = params.Model(
+    url="local",
+    model="small",
+    max_tokens=16,
+    timeout_s=5.0,
+    deadline_s=20.0,
+    retries=2,
+    concurrency=8,
+    cache="",
+    no_proxy=True,
+    input_cost=1.0,
+    output_cost=10.0,
+)
+
+
+def endpoint(**changes: Any) -> params.Model:
+    return MODEL.model_copy(update=changes)
+
+
+def ask(server: ChatServer, content: str = "hello", arguments: dict[str, Any] | None = None, **changes: Any) -> Reply:
+    async def call() -> Reply:
+        client = OpenAIClient(endpoint(url=server.url, **changes), backoff_s=0.001)
+        try:
+            return await client.chat(user(content), **(arguments or {}))
+        finally:
+            await client.close()
+
+    return asyncio.run(call())
+
+
+def failure(server: ChatServer, **changes: Any) -> ProviderError:
+    with pytest.raises(ProviderError) as raised:
+        ask(server, **changes)
+    return raised.value
+
+
+def test_a_reply_has_its_tokens_and_cost() -> None:
+    with ChatServer() as server:
+        reply = ask(server, "two words")
+    assert (reply.text, reply.finish_reason, reply.model) == ("echo: two words", "stop", "small")
+    assert (reply.prompt_tokens, reply.completion_tokens) == (2, 3)
+    assert reply.cost == pytest.approx((2 * 1.0 + 3 * 10.0) / 1e6)
+    assert reply.seconds > 0
+
+
+def test_settings_of_the_endpoint_are_sent_and_arguments_take_their_place() -> None:
+    with ChatServer() as server:
+        ask(server, top_p=0.9)
+        ask(server, arguments={"temperature": 0.5, "max_tokens": 3, "seed": 7})
+    settings, arguments = server.bodies
+    assert {"model": "small", "temperature": 0.0, "top_p": 0.9, "max_tokens": 16}.items() <= settings.items()
+    assert "seed" not in settings
+    assert {"temperature": 0.5, "max_tokens": 3, "seed": 7}.items() <= arguments.items()
+
+
+@pytest.mark.parametrize("fault", ["429", "500", "503", "drop", "garbage", "html", "empty", "null", "no choices"])
+def test_a_call_is_repeated_until_it_brings_a_usable_reply(fault: Any) -> None:
+    with ChatServer(faults=[fault, fault, None]) as server:
+        assert ask(server).text == "echo: hello"
+    assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "tries"),
+    [
+        ("500", "server_error", 3),
+        ("drop", "unreachable", 3),
+        ("garbage", "server_error", 3),
+        ("html", "server_error", 3),
+        ("empty", "empty_reply", 3),
+        ("null", "empty_reply", 3),
+        ("no choices", "empty_reply", 3),
+        ("refused", "empty_reply", 3),
+        ("reasoning", "empty_reply", 3),
+        ("cut", "truncated_reply", 3),
+        ("400", "bad_request", 1),
+        ("404", "bad_request", 1),
+        ("401", "auth", 1),
+    ],
+)
+def test_what_no_try_mends_ends_in_one_line_with_cause_and_url(fault: Any, cause: str, tries: int) -> None:
+    with ChatServer(faults=lambda number, body: fault) as server:
+        error = failure(server)
+    assert error.cause == cause
+    assert len(server.bodies) == tries
+    assert server.url in str(error)
+    assert "\n" not in str(error)
+
+
+def test_a_busy_server_costs_a_call_no_tries_but_ends_at_its_deadline() -> None:
+    with ChatServer(faults=["429"] * 9) as server:
+        assert ask(server, retries=0).tries == 10
+    with ChatServer(faults=lambda number, body: "429") as server:
+        assert failure(server, deadline_s=0.1, retries=0).cause == "rate_limit"
+    assert len(server.bodies) > 1
+
+
+def test_a_server_that_stays_silent_is_a_timeout() -> None:
+    with ChatServer(faults=lambda number, body: "timeout") as server:
+        assert failure(server, timeout_s=0.1, retries=1).cause == "timeout"
+    assert len(server.bodies) == 2
+
+
+def test_a_server_that_is_not_there_is_unreachable() -> None:
+    with ChatServer() as server:
+        pass
+    error = failure(server)
+    assert error.cause == "unreachable"
+    assert server.url in str(error)
+
+
+@pytest.mark.parametrize("fault", ["cut", "reasoning"])
+def test_a_reply_cut_off_is_asked_for_again_with_more_tokens_and_another_seed(fault: Any) -> None:
+    with ChatServer(faults=lambda number, body: fault, enough=64) as server:
+        reply = ask(server)
+    assert reply.text == "echo: hello"
+    assert [body["max_tokens"] for body in server.bodies] == [16, 32, 64]
+    assert len({body.get("seed") for body in server.bodies}) == 3
+    assert server.bodies[1]["temperature"] > 0
+    assert reply.cost == pytest.approx((3 * 1.0 + (16 + 32 + 2) * 10.0) / 1e6)
+
+
+def test_a_retry_that_asks_for_too_much_reports_what_was_wrong_at_first() -> None:
+    with ChatServer(faults=["cut", "400"]) as server:
+        assert failure(server).cause == "truncated_reply"
+
+
+def test_a_key_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret-key-of-the-judge")
+    with ChatServer(faults=["400", "401", "500"]) as server:
+        errors = [failure(server, api_key_env="JUDGE_KEY", retries=0) for _ in range(3)]
+    assert all(headers["authorization"] == "Bearer secret-key-of-the-judge" for headers in server.headers)
+    assert not any("secret-key" in str(error) for error in errors)
+
+
+def test_a_missing_key_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(SettingsError, match="JUDGE_KEY"):
+        OpenAIClient(endpoint(url="http://127.0.0.1:1/v1", api_key_env="JUDGE_KEY"))
+
+
+def test_a_proxy_of_the_environment_is_used_unless_settings_say_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with ChatServer() as server:
+        assert failure(server, no_proxy=False, retries=0).cause == "unreachable"
+        assert ask(server, no_proxy=True).text == "echo: hello"
+
+
+def test_calls_in_flight_stay_within_the_limit() -> None:
+    async def many(server: ChatServer) -> list[Reply]:
+        client = OpenAIClient(endpoint(url=server.url, concurrency=3))
+        replies = await asyncio.gather(*(client.chat(user(str(number))) for number in range(12)))
+        await client.close()
+        return replies
+
+    with ChatServer(latency_s=0.03) as server:
+        replies = asyncio.run(many(server))
+    assert [reply.text for reply in replies] == [f"echo: {number}" for number in range(12)]
+    assert server.peak == 3
+
+
+@pytest.mark.parametrize(("temperature", "asked"), [(0.0, 1), (0.7, 5)])
+def test_equal_requests_in_flight_are_answered_once_at_temperature_zero(temperature: float, asked: int) -> None:
+    async def many(server: ChatServer) -> list[Reply]:
+        client = OpenAIClient(endpoint(url=server.url, temperature=temperature))
+        replies = await asyncio.gather(*(client.chat(user("same")) for _ in range(5)))
+        await client.close()
+        return replies
+
+    with ChatServer(latency_s=0.05) as server:
+        assert {reply.text for reply in asyncio.run(many(server))} == {"echo: same"}
+    assert len(server.bodies) == asked
+
+
+def test_one_who_stops_waiting_does_not_take_the_reply_from_the_others() -> None:
+    async def two(server: ChatServer) -> Reply:
+        client = OpenAIClient(endpoint(url=server.url))
+        first, second = (asyncio.ensure_future(client.chat(user("same"))) for _ in range(2))
+        await asyncio.sleep(0.02)
+        first.cancel()
+        reply = await second
+        await client.close()
+        return reply
+
+    with ChatServer(latency_s=0.1) as server:
+        assert asyncio.run(two(server)).text == "echo: same"
