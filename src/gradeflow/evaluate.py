@@ -64,7 +64,7 @@ def main(params: Params, *, adapter: str = "") -> None:
         out = Path(scratch)
         write(out, samples, raw, digest, folder, training_run, environment, identity)
         run.log_artifacts(out)
-        run.log_metrics(metrics(samples))
+        run.log_metrics(metrics(samples) | environment.clients.figures())
         run.set_tags({registry.ADAPTER_DIGEST: digest, lineage.TRAINING_RUN: training_run})
     show(samples, digest)
 

@@ -103,7 +103,7 @@ class Watcher:
     def step(self, number: int, logs: Mapping[str, float], rollouts: Sequence[Rollout], temperature: float) -> None:
         samples = [rollout.sample for rollout in rollouts]
         metrics = step_metrics(number, logs, samples, temperature, self.params.workflow.operators)
-        self.run.log_metrics(metrics, step=number)
+        self.run.log_metrics(metrics | self.course.environment.clients.figures(), step=number)
         if self.task is None:
             self.task = self.progress.add_task("train_grpo", total=self.params.train.max_steps)
         said = f"train_grpo  accuracy {metrics['train/accuracy']:.0%}  valid {metrics['rollouts/valid_share']:.0%}"

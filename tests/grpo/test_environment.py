@@ -7,9 +7,10 @@ from gradeflow import sources
 from gradeflow.errors import ProviderError
 from gradeflow.grpo.environment import Graded, WorkflowEnvironment
 from gradeflow.llm import ScriptedClient
-from gradeflow.types import Example
+from gradeflow.types import Example, Sample
 from gradeflow.workflow import fixed
 from support import tiny
+from support.chat_server import ChatServer
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +71,39 @@ def test_a_fault_that_stays_is_no_score(folder: Path) -> None:
 def test_a_judge_without_verdict_is_no_score(folder: Path) -> None:
     sample = grade(folder, fixed.program("Custom"), example("places"), ["somewhere", "hm", "hm"] * 2).sample
     assert (sample.score, sample.fault) == (None, "no_verdict")
+
+
+def test_a_prompt_beyond_the_executor_s_context_is_the_policy_s_failure(folder: Path) -> None:
+    refused = ProviderError("a prompt of 9000 tokens; the model's context has 8192", cause="too_long")
+    sample = grade(folder, fixed.program("Custom"), example("places"), [refused]).sample
+    assert (sample.score, sample.failure, sample.fault) == (0.0, "runtime", None)
+
+
+def test_the_same_grading_again_asks_no_model_and_gives_the_same_samples(folder: Path, tmp_path: Path) -> None:
+    """Only what was answered is kept: a question that brought a fault is asked again."""
+    questions = [next(sources.made("places", "test", seed)) for seed in range(4)]
+
+    def reply(messages: list[dict[str, str]]) -> str:
+        judging = messages[0]["role"] == "system"
+        return "<analysis>Same.</analysis><true_false>True</true_false>" if judging else "in some port"
+
+    async def run(url: str) -> tuple[list[Sample], dict[str, float]]:
+        settings = tiny.settings(
+            folder, models__base__url=url, models__base__model="stand-in", models__base__cache=tmp_path / "replies"
+        )
+        environment = WorkflowEnvironment(settings)
+        try:
+            graded = await environment.grade_all([(fixed.program("Custom"), question) for question in questions])
+        finally:
+            await environment.close()
+        return [one.sample for one in graded], environment.clients.figures()
+
+    with ChatServer(reply) as server:
+        first, spent = asyncio.run(run(server.url))
+        asked = len(server.bodies)
+        again, saved = asyncio.run(run(server.url))
+        assert len(server.bodies) == asked > 0
+    assert first == again
+    assert {sample.by for sample in first} == {"judge"}
+    assert (spent["llm/base/hits"], saved["llm/base/hits"]) == (0, asked)
+    assert saved["llm/base/tries"] == saved["llm/base/cost"] == 0

@@ -1,12 +1,18 @@
 import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 
 from gradeflow import params
 from gradeflow.errors import ProviderError, SettingsError
 from gradeflow.llm import Reply
-from gradeflow.llm.openai import OpenAIClient
+from gradeflow.llm.openai import OpenAIClient, _refused
 from gradeflow.prompt import user
 from support.chat_server import ChatServer
 
@@ -198,3 +204,133 @@ def test_one_who_stops_waiting_does_not_take_the_reply_from_the_others() -> None
 
     with ChatServer(latency_s=0.1) as server:
         assert asyncio.run(two(server)).text == "echo: same"
+
+
+def chat_all(server: ChatServer, contents: list[str], **changes: Any) -> tuple[list[Any], OpenAIClient]:
+    async def call() -> tuple[list[Any], OpenAIClient]:
+        client = OpenAIClient(endpoint(url=server.url, **changes), backoff_s=0.01)
+        replies = await asyncio.gather(*(client.chat(user(one)) for one in contents), return_exceptions=True)
+        await client.close()
+        return replies, client
+
+    return asyncio.run(call())
+
+
+def test_as_many_calls_run_as_the_server_takes_and_none_fails() -> None:
+    with ChatServer(latency_s=0.3, most=20) as server:
+        replies, client = chat_all(server, [f"{number}" for number in range(200)], concurrency=256)
+    assert [str(getattr(reply, "text", reply)) for reply in replies] == [f"echo: {number}" for number in range(200)]
+    assert 16 < server.peak <= 20
+    assert server.refused < 100
+    assert 12 <= client.pace.limit <= 30
+
+
+def test_a_server_that_takes_fewer_from_now_on_costs_no_call() -> None:
+    with ChatServer(latency_s=0.02, most=48) as server:
+
+        def falls(number: int, body: dict[str, Any]) -> None:
+            if number > 300:
+                server.most = 4
+
+        server.faults = falls
+        replies, client = chat_all(server, [f"{number}" for number in range(500)], concurrency=128)
+    assert all(isinstance(reply, Reply) for reply in replies)
+    assert client.pace.limit <= 12
+
+
+def test_the_context_of_the_model_bounds_what_is_asked_for() -> None:
+    with ChatServer(context=40) as server:
+        ask(server, "one two", max_tokens=16)
+        ask(server, " ".join(["word"] * 20), max_tokens=32)
+        with pytest.raises(ProviderError, match="the model's context has 40") as raised:
+            ask(server, " ".join(["word"] * 39))
+    assert [body["max_tokens"] for body in server.bodies] == [16, 20]
+    assert raised.value.cause == "too_long"
+
+
+def test_a_retry_never_asks_for_more_than_the_context_holds() -> None:
+    with ChatServer(context=50, faults=["reasoning", "reasoning"]) as server:
+        assert ask(server, "two words").text == "echo: two words"
+    assert [body["max_tokens"] for body in server.bodies] == [16, 32, 48]
+
+
+def test_the_server_s_own_word_on_a_prompt_that_is_too_long() -> None:
+    said = "This model's maximum context length is 8192 tokens. However, your messages resulted in 9001 tokens"
+    error = openai.BadRequestError(
+        said, response=httpx.Response(400, request=httpx.Request("POST", "http://x")), body=None
+    )
+    assert _refused(error).cause == "too_long"
+
+
+def test_replies_are_kept_for_the_next_run_and_for_other_processes(tmp_path: Path) -> None:
+    with ChatServer() as server:
+        first = ask(server, cache=str(tmp_path))
+        settings = endpoint(url=server.url, cache=str(tmp_path))
+        code = f"""if True:
+            import asyncio, json
+            from gradeflow import params
+            from gradeflow.llm import connect
+            from gradeflow.prompt import user
+            client = connect(params.Model.model_validate_json({settings.model_dump_json()!r}), None)
+            reply = asyncio.run(client.chat(user("hello")))
+            print(json.dumps([reply.text, reply.cached, client.usage.hits, client.usage.cost]))"""
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        assert json.loads(done.stdout) == [first.text, True, 1, 0.0]
+        ask(server, cache=str(tmp_path), arguments={"temperature": 0.5})
+        ask(server, cache=str(tmp_path), arguments={"temperature": 0.5, "seed": 1})
+        ask(server, cache=str(tmp_path), arguments={"temperature": 0.5, "seed": 1})
+        assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("change", [{"model": "other"}, {"top_p": 0.5}, {"max_tokens": 17}, {"temperature": 0.1}])
+def test_another_question_is_not_answered_from_the_cache(change: dict[str, Any], tmp_path: Path) -> None:
+    with ChatServer() as server:
+        ask(server, cache=str(tmp_path))
+        assert not ask(server, cache=str(tmp_path), **change).cached
+
+
+def test_a_cache_that_breaks_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "replies.sqlite").write_bytes(b"no database" * 1000)
+    with ChatServer() as server:
+        assert ask(server, cache=str(tmp_path)).text == "echo: hello"
+    assert "replies are not kept any more" in caplog.text
+
+
+def test_no_key_reaches_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret-key-of-the-judge")
+    with ChatServer(lambda messages: "your key is secret-key-of-the-judge") as server:
+        ask(server, cache=str(tmp_path), api_key_env="JUDGE_KEY")
+        ask(server, cache=str(tmp_path), api_key_env="JUDGE_KEY")
+    assert len(server.bodies) == 2
+    assert not any(b"secret-key-of" in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("from-a-file\n")
+    with ChatServer() as server:
+        ask(server, api_key_file=str(tmp_path / "key"))
+    assert server.headers[0]["authorization"] == "Bearer from-a-file"
+    (tmp_path / "key").write_text("\n")
+    for name in ("key", "none"):
+        with pytest.raises(SettingsError, match=f"api_key_file: {tmp_path / name}"):
+            OpenAIClient(endpoint(url="http://127.0.0.1:1/v1", api_key_file=str(tmp_path / name)))
+
+
+def test_what_was_asked_adds_up() -> None:
+    with ChatServer(faults=["500", "cut"]) as server:
+        _, client = chat_all(server, ["same", "same", "other two"], concurrency=1, retries=3)
+    usage = client.usage
+    assert (usage.calls, usage.hits, usage.tries) == (3, 1, 4)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (3, 2 + 3)
+    assert usage.cost == pytest.approx((3 * 1.0 + 5 * 10.0 + 1 * 1.0 + 16 * 10.0) / 1e6, rel=0.2)
+    with ChatServer(faults=lambda number, body: "empty") as server:
+        _, client = chat_all(server, ["a"])
+    assert client.usage.figures()["faults/empty_reply"] == 1
+
+
+@pytest.mark.parametrize("schemas", [True, False])
+def test_a_schema_is_sent_where_the_server_takes_one(schemas: bool) -> None:
+    with ChatServer(schemas=schemas) as server:
+        assert ask(server, arguments={"schema": {"type": "object"}}).text == "echo: hello"
+    sent = [body.get("response_format", {}).get("type") for body in server.bodies]
+    assert sent == (["json_schema"] if schemas else ["json_schema", None])

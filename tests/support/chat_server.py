@@ -20,6 +20,8 @@ class ChatServer:
 
     `bodies` and `headers` hold what was asked, `peak` the most requests at once. `cut` and `reasoning` stop
     at max_tokens with some text or with none; given `enough`, not where a request allows that many tokens.
+    Beyond `most` requests at once it answers 429; `context` is how many tokens (words) its model can have, which it
+    tells as vLLM does; without `schemas` it refuses a response_format.
     """
 
     def __init__(
@@ -29,11 +31,18 @@ class ChatServer:
         *,
         latency_s: float = 0.0,
         enough: int | None = None,
+        most: int | None = None,
+        context: int | None = None,
+        schemas: bool = True,
     ) -> None:
         self.reply = reply
         self.faults = faults if callable(faults) else lambda number, body: dict(enumerate(faults)).get(number)
         self.latency_s = latency_s
         self.enough = enough
+        self.most = most
+        self.context = context
+        self.schemas = schemas
+        self.refused = 0
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.peak = 0
@@ -64,7 +73,14 @@ class ChatServer:
             self.bodies.append(body)
             self.headers.append(headers)
             self._now += 1
+            if self.most is not None and self._now > self.most:
+                self.refused += 1
+                return "429"
             self.peak = max(self.peak, self._now)
+        if self.context is not None and words(body) + body["max_tokens"] > self.context:
+            return "400"
+        if not self.schemas and "response_format" in body:
+            return "400"
         fault = self.faults(number, body)
         enough = self.enough is not None and body["max_tokens"] >= self.enough
         return None if enough and fault in {"cut", "reasoning"} else fault
@@ -86,12 +102,22 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
 
+    def do_GET(self) -> None:
+        length = {} if self.server.owner.context is None else {"max_model_len": self.server.owner.context}
+        model = {"id": "small", "object": "model", "created": 0, "owned_by": ""} | length
+        self._send(200, json.dumps({"object": "list", "data": [model]}).encode())
+
     def do_POST(self) -> None:
         owner = self.server.owner
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            known = owner.context is not None
+            self._send(200 if known else 404, json.dumps({"count": words(body)}).encode())
+            return
         fault = owner.enter(body, {name.lower(): value for name, value in self.headers.items()})
         try:
-            time.sleep(owner.latency_s)
+            if fault != "429":
+                time.sleep(owner.latency_s)
             self._answer(owner, body, fault)
         finally:
             owner.leave()
@@ -124,6 +150,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
+def words(body: dict[str, Any]) -> int:
+    return sum(len(said["content"].split()) for said in body["messages"])
+
+
 def _completion(owner: ChatServer, body: dict[str, Any], fault: Fault | None) -> dict[str, Any]:
     text: str | None = owner.reply(body["messages"])
     finish_reason = "stop"
@@ -140,7 +170,7 @@ def _completion(owner: ChatServer, body: dict[str, Any], fault: Fault | None) ->
             text, finish_reason = None, "length"
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": None}
-    prompt_tokens = sum(len(said["content"].split()) for said in body["messages"])
+    prompt_tokens = words(body)
     completion_tokens = body["max_tokens"] if finish_reason == "length" else len((text or "").split())
     return {
         "id": "chatcmpl-1",

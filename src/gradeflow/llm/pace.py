@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-START = 16
-HOLD = 5
+START = 32
+HOLD = 2
 """After a step back, so many rounds pass before the next step up."""
 GAIN = 1.05
 """A step up that does not bring so much more a second is taken back."""
@@ -61,10 +61,10 @@ class Pace:
             self._end_round()
 
     def overloaded(self) -> None:
-        """A call was refused: the others that run are about what the server takes."""
+        """A call was refused: the others that run are about what the server takes, if they are nearly all we allow."""
         self._doubling = False
         self._hold = HOLD
-        self._set(min(self.limit, max(1, self._running - 1)))
+        self._set(min(self.limit, max(1, self._running - 1, self.limit * 9 // 10)))
 
     def _end_round(self) -> None:
         rate = self.limit / max(time.monotonic() - self._began, 1e-9)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gradeflow import digest, prompt
+from gradeflow.errors import ProviderError
 from gradeflow.llm import ChatClient
 from gradeflow.sandbox import Execution, Sandbox
 from gradeflow.types import Event
@@ -167,7 +168,12 @@ class Tools:
         self.budget.require()
         messages = prompt.user(content)
         with self.trace.span("chat", self.client.model, {"messages": messages}, self.parent) as span:
-            reply = await self.client.chat(messages, temperature=temperature, seed=seed)
+            try:
+                reply = await self.client.chat(messages, temperature=temperature, seed=seed)
+            except ProviderError as error:
+                if error.cause == "too_long":  # the workflow made it so
+                    raise Refused(str(error)) from None
+                raise
             span.outputs = {"text": reply.text, "finish_reason": reply.finish_reason}
             span.prompt_tokens, span.completion_tokens = reply.prompt_tokens, reply.completion_tokens
             span.cost = reply.cost
