@@ -334,3 +334,19 @@ def test_a_schema_is_sent_where_the_server_takes_one(schemas: bool) -> None:
         assert ask(server, arguments={"schema": {"type": "object"}}).text == "echo: hello"
     sent = [body.get("response_format", {}).get("type") for body in server.bodies]
     assert sent == (["json_schema"] if schemas else ["json_schema", None])
+
+
+def test_what_a_server_has_no_use_for_is_left_out_from_then_on() -> None:
+    """OpenAI's reasoning models take no max_tokens and no temperature."""
+    with ChatServer(unsupported=["max_tokens", "temperature"]) as server:
+        replies, _ = chat_all(server, ["one", "two"], concurrency=1)
+    assert [reply.text for reply in replies] == ["echo: one", "echo: two"]
+    taken = server.bodies[-1]
+    assert len(server.bodies) == 4
+    assert taken["max_completion_tokens"] == 16
+    assert not {"max_tokens", "temperature"} & taken.keys()
+
+
+def test_a_request_that_is_refused_for_another_reason_loses_nothing() -> None:
+    with ChatServer(faults=["400", "400"]) as server:
+        assert failure(server, concurrency=1).cause == "bad_request"

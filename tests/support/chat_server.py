@@ -21,7 +21,7 @@ class ChatServer:
     `bodies` and `headers` hold what was asked, `peak` the most requests at once. `cut` and `reasoning` stop
     at max_tokens with some text or with none; given `enough`, not where a request allows that many tokens.
     Beyond `most` requests at once it answers 429; `context` is how many tokens (words) its model can have, which it
-    tells as vLLM does; without `schemas` it refuses a response_format.
+    tells as vLLM does; without `schemas` it refuses a response_format, and as OpenAI does what is `unsupported`.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class ChatServer:
         most: int | None = None,
         context: int | None = None,
         schemas: bool = True,
+        unsupported: Sequence[str] = (),
     ) -> None:
         self.reply = reply
         self.faults = faults if callable(faults) else lambda number, body: dict(enumerate(faults)).get(number)
@@ -42,6 +43,7 @@ class ChatServer:
         self.most = most
         self.context = context
         self.schemas = schemas
+        self.unsupported = unsupported
         self.refused = 0
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -77,12 +79,12 @@ class ChatServer:
                 self.refused += 1
                 return "429"
             self.peak = max(self.peak, self._now)
-        if self.context is not None and words(body) + body["max_tokens"] > self.context:
+        if self.context is not None and words(body) + room(body) > self.context:
             return "400"
         if not self.schemas and "response_format" in body:
             return "400"
         fault = self.faults(number, body)
-        enough = self.enough is not None and body["max_tokens"] >= self.enough
+        enough = self.enough is not None and room(body) >= self.enough
         return None if enough and fault in {"cut", "reasoning"} else fault
 
     def leave(self) -> None:
@@ -115,6 +117,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200 if known else 404, json.dumps({"count": words(body)}).encode())
             return
         fault = owner.enter(body, {name.lower(): value for name, value in self.headers.items()})
+        if refused := next((name for name in owner.unsupported if name in body), ""):
+            owner.leave()
+            error = {"message": f"Unsupported parameter: {refused}", "code": "unsupported_parameter", "param": refused}
+            self._send(400, json.dumps({"error": error}).encode())
+            return
         try:
             if fault != "429":
                 time.sleep(owner.latency_s)
@@ -150,6 +157,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
+def room(body: dict[str, Any]) -> int:
+    return int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
+
+
 def words(body: dict[str, Any]) -> int:
     return sum(len(said["content"].split()) for said in body["messages"])
 
@@ -171,7 +182,7 @@ def _completion(owner: ChatServer, body: dict[str, Any], fault: Fault | None) ->
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": None}
     prompt_tokens = words(body)
-    completion_tokens = body["max_tokens"] if finish_reason == "length" else len((text or "").split())
+    completion_tokens = room(body) if finish_reason == "length" else len((text or "").split())
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",

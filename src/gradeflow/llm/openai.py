@@ -80,7 +80,7 @@ class OpenAIClient:
         self._once = Once()
         self._cache = Cache(Path(settings.cache)) if settings.cache else None
         self._window = _Window(self._client, settings)
-        self._plain = False  # whether the server has refused a schema
+        self._unsupported: frozenset[str] = frozenset()
 
     async def chat(
         self,
@@ -160,32 +160,36 @@ class OpenAIClient:
             self.pace.succeeded()
             return reply
 
-    async def _ask(self, asked: Request, max_tokens: int) -> Reply:
+    async def _ask(self, asked: Request, max_tokens: int, without: frozenset[str] = frozenset()) -> Reply:
+        """One request; what the server says it has no use for is left out from then on."""
         import openai
 
+        without |= self._unsupported
         arguments: dict[str, Any] = {
             "model": self.model,
             "messages": list(asked.messages),
             "temperature": asked.temperature,
             "top_p": self._settings.top_p,
-            "max_tokens": max_tokens,
+            "max_completion_tokens" if "max_tokens" in without else "max_tokens": max_tokens,
         }
         if asked.seed is not None:
             arguments["seed"] = asked.seed
-        if asked.schema is not None and not self._plain:
+        if asked.schema is not None:
             schema = {"name": "reply", "schema": dict(asked.schema), "strict": True}
             arguments["response_format"] = {"type": "json_schema", "json_schema": schema}
+        sent = {name: value for name, value in arguments.items() if name not in without}
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                completion = await self._client.chat.completions.create(**arguments)
+                completion = await self._client.chat.completions.create(**sent)
         except (openai.APITimeoutError, TimeoutError):
             raise TryError("timeout", f"no reply within {self._settings.timeout_s:g} s") from None
         except openai.APIConnectionError as error:
             raise TryError("unreachable", str(error.__cause__ or error)) from None
         except openai.APIStatusError as error:
-            if "response_format" in arguments and error.status_code in {400, 404, 422, 501}:
-                self._plain = True
-                return await self._ask(asked, max_tokens)
+            if culprit := _unsupported(error, sent):
+                reply = await self._ask(asked, max_tokens, without | {culprit})
+                self._unsupported |= {culprit}
+                return reply
             raise _refused(error) from None
         except (openai.APIError, ValueError) as error:
             raise TryError("server_error", f"the reply cannot be read: {error}") from None
@@ -300,6 +304,13 @@ def _key(settings: params.Model) -> str:
             f"api_key_file: {settings.api_key_file} is empty; it should hold the key for {settings.url}"
         )
     return key
+
+
+def _unsupported(error: Any, sent: Mapping[str, Any]) -> str:
+    """The argument that the server refuses: OpenAI names it; of others, a schema is what they may not know."""
+    if error.status_code == 400 and error.code in {"unsupported_parameter", "unsupported_value"}:
+        return error.param if error.param in sent and error.param not in {"model", "messages"} else ""
+    return "response_format" if "response_format" in sent and error.status_code in {400, 404, 422, 501} else ""
 
 
 def _refused(error: Any) -> TryError:
