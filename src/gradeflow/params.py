@@ -113,6 +113,14 @@ class Model(Section):
     input_cost: float = setting("USD per million prompt tokens", ge=0, default=0.0)
     output_cost: float = setting("USD per million completion tokens", ge=0, default=0.0)
 
+    @model_validator(mode="after")
+    def _a_try_fits(self) -> "Model":
+        if self.deadline_s < self.timeout_s:
+            raise ValueError(
+                f"deadline_s, {self.deadline_s:g}, leaves no time for a try of timeout_s, {self.timeout_s:g}"
+            )
+        return self
+
 
 class Judge(Section):
     models: list[str] = setting("names in `models`; each is asked, and most votes decide", min_length=1)
