@@ -262,24 +262,40 @@ def test_the_server_s_own_word_on_a_prompt_that_is_too_long() -> None:
     assert _refused(error).cause == "too_long"
 
 
-def test_replies_are_kept_for_the_next_run_and_for_other_processes(tmp_path: Path) -> None:
+def in_a_process_of_its_own(settings: params.Model, ending: str) -> subprocess.CompletedProcess[str]:
+    code = f"""if True:
+        import asyncio, json, os
+        from gradeflow import params
+        from gradeflow.llm import connect
+        from gradeflow.prompt import user
+        client = connect(params.Model.model_validate_json({settings.model_dump_json()!r}), None)
+        reply = asyncio.run(client.chat(user("hello")))
+        {ending}"""
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+
+
+def test_replies_are_kept_for_other_processes(tmp_path: Path) -> None:
     with ChatServer() as server:
         first = ask(server, cache=str(tmp_path))
-        settings = endpoint(url=server.url, cache=str(tmp_path))
-        code = f"""if True:
-            import asyncio, json
-            from gradeflow import params
-            from gradeflow.llm import connect
-            from gradeflow.prompt import user
-            client = connect(params.Model.model_validate_json({settings.model_dump_json()!r}), None)
-            reply = asyncio.run(client.chat(user("hello")))
-            print(json.dumps([reply.text, reply.cached, client.usage.hits, client.usage.cost]))"""
-        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        said = "print(json.dumps([reply.text, reply.cached, client.usage.hits, client.usage.cost]))"
+        done = in_a_process_of_its_own(endpoint(url=server.url, cache=str(tmp_path)), said)
         assert json.loads(done.stdout) == [first.text, True, 1, 0.0]
-        ask(server, cache=str(tmp_path), arguments={"temperature": 0.5})
-        ask(server, cache=str(tmp_path), arguments={"temperature": 0.5, "seed": 1})
-        ask(server, cache=str(tmp_path), arguments={"temperature": 0.5, "seed": 1})
-        assert len(server.bodies) == 3
+        assert len(server.bodies) == 1
+
+
+def test_a_reply_is_kept_though_its_process_is_killed(tmp_path: Path) -> None:
+    with ChatServer() as server:
+        done = in_a_process_of_its_own(endpoint(url=server.url, cache=str(tmp_path)), "os.kill(os.getpid(), 9)")
+        assert done.returncode == -9
+        assert ask(server, cache=str(tmp_path)).cached
+        assert len(server.bodies) == 1
+
+
+def test_sampled_replies_are_kept_by_their_seed_alone(tmp_path: Path) -> None:
+    with ChatServer() as server:
+        for seed in (None, None, 1, 1, 2):
+            ask(server, cache=str(tmp_path), arguments={"temperature": 0.5, "seed": seed})
+        assert [body.get("seed") for body in server.bodies] == [None, None, 1, 2]
 
 
 @pytest.mark.parametrize("change", [{"model": "other"}, {"top_p": 0.5}, {"max_tokens": 17}, {"temperature": 0.1}])
