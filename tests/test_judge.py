@@ -14,7 +14,16 @@ from gradeflow.llm.openai import OpenAIClient
 from gradeflow.prompt import Message
 from support.chat_server import ChatServer
 
-SETTINGS = params.Judge(models=["judge"], votes=1, temperature=0.0, structured=True, prompts={}, longest_answer=400)
+SETTINGS = params.Judge(
+    models=["judge"],
+    votes=1,
+    temperature=0.0,
+    structured=True,
+    prompts={},
+    longest_answer=400,
+    audit_share=0.0,
+    max_false_positives=0.2,
+)
 YES = "<analysis>Both name Paris.</analysis><true_false>True</true_false>"
 NO = "<analysis>Rome is not Paris.</analysis><true_false>False</true_false>"
 
@@ -31,6 +40,14 @@ def test_a_verdict_has_its_reason_its_model_and_the_version_of_its_prompt() -> N
     version = prompt.load("judge").version
     assert judged(ScriptedClient([YES])) == Verdict(True, "Both name Paris.", "scripted", version)
     assert judged(ScriptedClient([NO])) == Verdict(False, "Rome is not Paris.", "scripted", version)
+
+
+def test_how_a_judge_is_checked_is_no_part_of_its_version() -> None:
+    client = ScriptedClient([])
+    checked = SETTINGS.model_copy(update={"audit_share": 0.5, "max_false_positives": 0.1})
+    assert Judge([client], checked).version == Judge([client], SETTINGS).version
+    other = SETTINGS.model_copy(update={"votes": 3})
+    assert Judge([client], other).version != Judge([client], SETTINGS).version
 
 
 def test_a_judge_reads_the_system_message_and_the_three_values() -> None:

@@ -12,7 +12,7 @@ import mlflow
 import pytest
 
 from gradeflow import adapter, dataset, evaluate, jsonl, tracking, train_grpo
-from gradeflow.errors import ProviderError
+from gradeflow.errors import AuditError, ProviderError
 from gradeflow.params import Params
 from gradeflow.types import Sample
 from support import tiny
@@ -159,6 +159,26 @@ def test_training_that_was_cut_off_goes_on_and_leaves_no_checkpoint_without_vali
     assert [step for step, _ in points(run.info.run_id, "val_accuracy")] == [0, 1, 2]
     assert [step for step, _ in points(run.info.run_id, "train/loss")] == [1, 2]
     assert not half.exists()
+
+
+def test_training_stops_where_the_judge_calls_wrong_answers_right(trained: tuple[Path, Params, str]) -> None:
+    _, settings, _ = trained
+
+    def lenient(messages: list[dict[str, str]]) -> str:
+        return "<true_false>True</true_false>" if "Candidate: <<<" in messages[-1]["content"] else "nonsense"
+
+    train = settings.train.model_copy(update={"prompts_per_step": 16, "max_steps": 4})
+    with ChatServer(lenient) as server:
+        model = settings.models["base"].model_copy(update={"url": server.url})
+        with pytest.raises(AuditError, match=r"^judge stand-in called .* wrong answers right in the last . steps"):
+            train_grpo.main(settings.model_copy(update={"train": train, "models": {"base": model}}))
+    run, *_ = mlflow.search_runs(
+        filter_string="attributes.status = 'FAILED'", output_format="list", search_all_experiments=True
+    )
+    steps = points(run.info.run_id, "judge/false_positive_rate")
+    assert [step for step, _ in points(run.info.run_id, "train/loss")][-1] == steps[-1][0]
+    assert steps[-1][1] == 1.0
+    assert (Path("runs/train_grpo") / run.info.run_id / "best" / "adapter_model.safetensors").exists()
 
 
 def test_what_did_not_happen_in_a_step_counts_zero() -> None:

@@ -26,7 +26,7 @@ OF_THE_MACHINE = disk.FULL | {
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a command is run on. `path` inputs become pathlib.Path, `flag` ones bool; no default means required."""
+    """What a command is run on. `path`, `int` and `flag` inputs become such values; no default means required."""
 
     name: str
     help: str
@@ -114,6 +114,33 @@ get the others; the tracking store; the models, where they are not local; the ba
 Nothing is changed but what a stage would change too: the store and its experiment are made. To try another setting:
 gradeflow doctor --sandbox.isolation landlock --models.base.url http://127.0.0.1:8002/v1""",
     ),
+    "audit": Command(
+        "commands.audit",
+        "whether the judge can be trusted: `audit judge` asks it about answers that are right or wrong for certain",
+        ("judge", "models"),
+        (
+            Input("action", "judge", positional=True),
+            Input("count", "questions of each kind", 30, kind="int"),
+            Input("seed", "of the choice of questions and of wrong answers", 0, kind="int"),
+        ),
+        more="""\
+The questions are held-out ones of data/mixed. To each the judge is shown a right and a wrong answer; both again amid
+many neutral words, in the reference's place, and twice with sampling. Canaries are what no judge may call right: ":",
+"Solution", empty markdown, imitations of a verdict, instructions to the judge, the question itself.
+
+  kappa                      agreement with the labels beyond chance: 1 is all, 0 is chance (Cohen)
+  false positives            wrong answers called right, with 95 % bounds: what a policy learns to exploit
+  false negatives            right answers called wrong: reward that is lost
+  position, length, repeat   how often a verdict stays as it is when the places are exchanged, words are added, or the
+                             judge is asked again at temperature 0.7
+  no verdict                 replies that say neither; faults of the server are counted apart. Neither is a verdict
+
+Free text is what the judge decides. It is not asked about numbers and choices, which have verifiers, unless
+judge.audit_share shows it some in training; until then these decide nothing here. The exit status is 1 where a canary
+passes, where the lower bound of the false positives is above judge.max_false_positives, and where more cases than
+train.max_fault_share have no verdict. Replies kept from earlier runs do not count. The MLflow run has the cases, the
+figures and a plot.""",
+    ),
     "profile": Command(
         "commands.profile",
         "settings for real hardware: `profile list`, `profile use NAME`, `profile import FILE [FILE]`",
@@ -184,8 +211,9 @@ def parse(name: str, command: Command, argv: Sequence[str]) -> tuple[dict[str, A
     """Split what was typed into a command's inputs, dotted settings, and the path of params.yaml."""
     parser = Parser(prog=f"gradeflow {name}", add_help=False, allow_abbrev=False)
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
+    types: dict[str, type] = {"path": Path, "int": int}
     for given in command.inputs:
-        options: dict[str, Any] = {"type": Path} if given.kind == "path" else {}
+        options: dict[str, Any] = {"type": types[given.kind]} if given.kind in types else {}
         if given.kind == "list":
             options["nargs"] = "*"
         if given.kind == "flag":
@@ -264,8 +292,8 @@ def explain(name: str, command: Command) -> str:
 
 def _input_line(given: Input) -> str:
     label = given.name if given.positional else f"--{given.name}"
-    needed = " (required)" if given.default is ... else ""
-    return f"  {label}  {given.help}{needed}"
+    default = " (required)" if given.default is ... else f" [{given.default}]" if given.kind == "int" else ""
+    return f"  {label}  {given.help}{default}"
 
 
 if __name__ == "__main__":

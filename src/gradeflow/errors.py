@@ -8,6 +8,7 @@ GradeflowError
 │   ├── JudgeError     a judge gave no verdict
 │   ├── SandboxError   the sandbox itself failed; what ran in it is not to blame
 │   └── GraderError    a grader crashed on a submission that it should have judged
+├── AuditError         a judge calls wrong answers right
 ├── AdapterError       an adapter's files are missing, broken, do nothing, or belong to another base
 ├── TrackingError      the MLflow server or store cannot be used
 ├── PromotionError     the gate cannot decide: no champion's samples, unequal settings, broken lineage
@@ -43,6 +44,9 @@ class SandboxError(Fault): ...
 
 
 class GraderError(Fault): ...
+
+
+class AuditError(GradeflowError): ...
 
 
 class AdapterError(GradeflowError): ...

@@ -22,6 +22,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+# Settings that are told apart in the version, or that decide no verdict.
+_ASIDE = {"models", "prompts", "audit_share", "max_false_positives"}
 _MARKERS = re.compile(r"<(?:\s*<){2,}|>(?:\s*>){2,}")
 _LABEL = re.compile(r"true[\s_-]*false", re.IGNORECASE)
 _WORD = r"\s*(true|false)\b(?!\s*(?:or\b|[/|]))"
@@ -57,21 +59,25 @@ class Judge:
 
     def __init__(self, clients: Sequence[ChatClient], settings: params.Judge) -> None:
         self._clients = clients
-        self._settings = settings
+        self.settings = settings
         self._prompts = {source: prompt_of(name) for source, name in settings.prompts.items()}
         self.model = "+".join(dict.fromkeys(client.model for client in clients))
         self.version = digest.of_json(
             {
                 "models": [client.model for client in clients],
                 "prompts": {source: asked.version for source, asked in self._prompts.items()},
-                "settings": settings.model_dump(mode="json", exclude={"models", "prompts"}),
+                "settings": settings.model_dump(mode="json", exclude=_ASIDE),
                 "default": prompt.load("judge").version,
             }
         )[:12]
         self.prompt_version = prompt.load("judge").version
 
-    async def verdict(self, question: str, reference: str, answer: str, source: str = "") -> Verdict:
+    async def verdict(
+        self, question: str, reference: str, answer: str, source: str = "", first_seed: int = 0
+    ) -> Verdict:
         """Whether answer and reference mean the same; `source` names the dataset, which may have its own prompt.
+
+        Votes are seeded one after the other; only seed 0 is asked at `judge.temperature`, all others are sampled.
 
         Raises:
             JudgeError: the votes that arrived settle nothing.
@@ -79,11 +85,15 @@ class Judge:
         """
         asked = self._prompts.get(source, prompt.load("judge"))
         model, version = self.model, asked.version
-        if len(answer) > self._settings.longest_answer:
-            reason = f"an answer of {len(answer)} characters; judge.longest_answer is {self._settings.longest_answer}"
+        if len(answer) > self.settings.longest_answer:
+            reason = f"an answer of {len(answer)} characters; judge.longest_answer is {self.settings.longest_answer}"
             return Verdict(correct=False, reason=reason, model=model, prompt_version=version, votes=0)
         values = (question, reference, answer)
-        ballots = [(client, number) for client in self._clients for number in range(self._settings.votes)]
+        ballots = [
+            (client, number)
+            for client in self._clients
+            for number in range(first_seed, first_seed + self.settings.votes)
+        ]
         found = await asyncio.gather(
             *(self._vote(client, number, asked, values) for client, number in ballots), return_exceptions=True
         )
@@ -102,13 +112,13 @@ class Judge:
     ) -> tuple[bool, str]:
         """A reply that does not say whether they are the same is asked for once more."""
         said = messages(*values, asked)
-        schema = SCHEMA if self._settings.structured else None
-        temperature = RETRY_TEMPERATURE if number else self._settings.temperature
+        schema = SCHEMA if self.settings.structured else None
+        temperature = RETRY_TEMPERATURE if number else self.settings.temperature
         reply = await client.chat(said, temperature=temperature, seed=number or None, schema=schema)
         correct = parse(reply, values)
         if correct is None:
             room = 2 * reply.completion_tokens if reply.finish_reason == "length" else None
-            again = self._settings.votes + number
+            again = self.settings.votes + number
             reply = await client.chat(said, temperature=RETRY_TEMPERATURE, seed=again, max_tokens=room, schema=schema)
             correct = parse(reply, values)
         if correct is None:

@@ -129,6 +129,8 @@ class Judge(Section):
     structured: bool = setting("verdicts as JSON by a schema, where the server can")
     prompts: dict[str, str] = setting("file with a prompt of its own, NAME.txt, by source")
     longest_answer: Positive = setting("characters; a longer answer is wrong without being read")
+    audit_share: Share = setting("share of verified answers that it is shown too, to be checked; never their score")
+    max_false_positives: Share = setting("share of wrong answers called right above which training stops")
 
 
 class Sandbox(Section):

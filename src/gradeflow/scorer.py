@@ -139,9 +139,13 @@ class Scorer:
             return Score(1.0, "exact")
         if self._judge is None:
             return Score(token_f1(answer, example.ground_truth), "token_f1")
-        question = str(example.extra.get("question", example.problem))  # without the paragraphs to read
-        verdict = await self._judge.verdict(question, example.ground_truth, answer, example.source)
+        verdict = await self._judge.verdict(question_of(example), example.ground_truth, answer, example.source)
         return Score(float(verdict.correct), "judge", verdict.reason)
+
+
+def question_of(example: Example) -> str:
+    """What a judge reads: the question without the paragraphs that it is about."""
+    return str(example.extra.get("question", example.problem))
 
 
 def plain_number(text: str) -> Fraction | None:
@@ -170,7 +174,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def _choice(example: Example, answer: str) -> Score:
-    texts = _choices(example.extra["choices"])
+    texts = choices(example)
     if example.ground_truth not in texts:
         labels = ", ".join(texts)
         raise GraderError(f"{example.id}: ground_truth {example.ground_truth!r} is none of {labels}", cause="reference")
@@ -180,10 +184,12 @@ def _choice(example: Example, answer: str) -> Score:
     return Score(float(label == example.ground_truth), "choice", f"chose {label}")
 
 
-def _choices(choices: Any) -> dict[str, str]:
-    if isinstance(choices, Mapping):
-        return dict(zip(choices["label"], choices["text"], strict=True))
-    return dict(zip(string.ascii_uppercase, choices, strict=False))
+def choices(example: Example) -> dict[str, str]:
+    """The text of each choice by its label."""
+    found = example.extra["choices"]
+    if isinstance(found, Mapping):
+        return dict(zip(found["label"], found["text"], strict=True))
+    return dict(zip(string.ascii_uppercase, found, strict=False))
 
 
 def chosen(answer: str, texts: Mapping[str, str]) -> str | None:

@@ -265,6 +265,7 @@ def step_metrics(
     metrics["judge/count"] = float(len(judged))
     if judged:
         metrics["judge/score"] = statistics.fmean(judged)
+    metrics |= {name: value for name, value in logs.items() if name.startswith("judge/")}
     failures = dict.fromkeys(FAILURES, 0) | _counts(s.failure for s in samples)
     metrics |= {f"failures/{name}": float(count) for name, count in failures.items()}
     metrics |= {f"faults/{name}": float(count) for name, count in _counts(s.fault for s in samples).items()}
@@ -300,6 +301,7 @@ def rollout_row(rollout: Rollout) -> dict[str, Any]:
         "reference": rollout.example.ground_truth,
         "score": sample.score,
         "by": sample.by,
+        "judged": sample.judged,
         "failure": sample.failure,
         "fault": sample.fault,
     }

@@ -100,7 +100,8 @@ class Sample:
 
     `score` is None when the scorer abstained, and then `fault` names the cause. `failure` is the policy's own
     failure (`syntax`, `contract`, `runtime`, `timeout`, `budget`, ...) and goes with a score of 0. `valid` says
-    that the program was right as written: mended ones are not.
+    that the program was right as written: mended ones are not. `judged` is the judge's verdict where it was asked,
+    be it to score the answer or to be checked itself.
     """
 
     example_id: str
@@ -116,6 +117,7 @@ class Sample:
     failure: str | None = None
     fault: str | None = None
     repeat: int = 0
+    judged: bool | None = None
 
     def to_row(self) -> dict[str, Any]:
         return asdict(self) | {"operators": list(self.operators)}

@@ -22,11 +22,13 @@ def example(name: str) -> Example:
     return next(sources.made(name, "test", 0))
 
 
-def grade(folder: Path, completion: str, question: Example, replies: list[str | Exception]) -> Graded:
+def grade(
+    folder: Path, completion: str, question: Example, replies: list[str | Exception], **changes: object
+) -> Graded:
     """Grade with an executor and judge that reply from a list."""
 
     async def run() -> Graded:
-        environment = WorkflowEnvironment(tiny.settings(folder, train__fault_retries=1))
+        environment = WorkflowEnvironment(tiny.settings(folder, train__fault_retries=1, **changes))
         client = ScriptedClient(replies)
         environment.executor = client
         environment.judge._clients = [client]
@@ -107,3 +109,26 @@ def test_the_same_grading_again_asks_no_model_and_gives_the_same_samples(folder:
     assert {sample.by for sample in first} == {"judge"}
     assert (spent["llm/base/hits"], saved["llm/base/hits"]) == (0, asked)
     assert saved["llm/base/tries"] == saved["llm/base/cost"] == 0
+
+
+def test_a_text_s_verdict_is_beside_its_score(folder: Path) -> None:
+    replies = ["somewhere", "<true_false>True</true_false>"]
+    sample = grade(folder, fixed.program("Custom"), example("places"), replies).sample
+    assert (sample.score, sample.by, sample.judged) == (1.0, "judge", True)
+
+
+@pytest.mark.parametrize(("share", "judged"), [(0.0, None), (1.0, True)])
+def test_a_share_of_verified_answers_is_shown_to_the_judge_which_does_not_score_them(
+    folder: Path, share: float, judged: bool | None
+) -> None:
+    replies = ["many", "<true_false>True</true_false>"]
+    question = example("word_problems")
+    sample = grade(folder, fixed.program("Custom"), question, replies, judge__audit_share=share).sample
+    assert (sample.score, sample.by, sample.judged) == (0.0, "number", judged)
+
+
+def test_a_judge_that_fails_when_it_is_checked_costs_no_score(folder: Path) -> None:
+    replies = ["many", ProviderError("down", cause="unreachable")]
+    question = example("word_problems")
+    sample = grade(folder, fixed.program("Custom"), question, replies, judge__audit_share=1.0).sample
+    assert (sample.score, sample.fault, sample.judged) == (0.0, None, None)

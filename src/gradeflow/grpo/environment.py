@@ -6,15 +6,16 @@ The same environment grades in training, in validation and in evaluation.
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from gradeflow import digest, llm, models, prompt, readiness
+from gradeflow import audit, digest, llm, models, prompt, readiness
 from gradeflow.errors import Fault
 from gradeflow.judge import Judge, prompt_of
 from gradeflow.params import Params
 from gradeflow.prompt import Prompt
 from gradeflow.sandbox import Sandbox
-from gradeflow.scorer import Scorer
+from gradeflow.scorer import Scorer, question_of
 from gradeflow.types import Event, Example, Sample, Score
 from gradeflow.workflow import operators
 from gradeflow.workflow.run import run_workflow
@@ -57,6 +58,7 @@ class WorkflowEnvironment:
         self.needs = f"{', '.join(f'{name} ({url})' for name, url in urls.items())} and sandbox"
         self._workflow = settings.workflow
         self._tries = settings.train.fault_retries + 1
+        self._seed = settings.train.seed
 
     async def grade(self, completion: str, example: Example, repeat: int = 0) -> Graded:
         """Grade one completion; a fault is tried again, and leaves the sample without a score at the end."""
@@ -101,8 +103,20 @@ class WorkflowEnvironment:
         )
         events = (*run.events, event)
         if isinstance(outcome, Score):
-            return Graded(replace(sample, score=outcome.value, by=outcome.by), events, run.cost)
+            judged = await self._judged(example, run.answer or "", outcome)
+            return Graded(replace(sample, score=outcome.value, by=outcome.by, judged=judged), events, run.cost)
         return Graded(replace(sample, fault=outcome.cause), events, run.cost)
+
+    async def _judged(self, example: Example, answer: str, score: Score) -> bool | None:
+        """The verdict behind a score, or beside it: some verified answers are shown to the judge to check it."""
+        if score.by == "judge":
+            return score.value == 1
+        is_verified = score.by in {"number", "math", "choice"}
+        if is_verified and audit.is_drawn(self.judge.settings.audit_share, self._seed, example.id, answer):
+            with suppress(Fault):
+                asked = question_of(example), example.ground_truth, answer, example.source
+                return (await self.judge.verdict(*asked)).correct
+        return None
 
     async def close(self) -> None:
         await self.clients.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gradeflow import models, params
+from gradeflow.audit import Alarm
 from gradeflow.decode import end_ids
 from gradeflow.errors import Fault, SettingsError
 from gradeflow.grpo.environment import Graded, WorkflowEnvironment
@@ -169,6 +170,7 @@ class Rollouts:
         self._settings = settings
         self._examples = {policy_messages(example, workflow)[-1]["content"]: example for example in course.examples}
         self.last: list[Rollout] = []
+        self.alarm = Alarm(course.environment.judge)
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any] | None]:
         examples = [self._examples[prompt[-1]["content"]] for prompt in prompts]
@@ -194,6 +196,7 @@ class Rollouts:
             for example, read, written, one in zip(examples, prompt_ids, completion_ids, graded, strict=True)
         ]
         self._require_scores()
+        self.alarm.add(self.last)
         scores = [one.sample.score for one in graded]
         masks = [[int(score is not None)] * len(ids) for score, ids in zip(scores, completion_ids, strict=True)]
         return {
@@ -246,7 +249,9 @@ def _report(trainer: Any, rollouts: Rollouts, settings: params.Train, watcher: W
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
             if "loss" in (logs or {}):
+                logs = {**logs, **rollouts.alarm.metrics()}
                 watcher.step(state.global_step, logs, rollouts.last, trainer.temperature)
+                rollouts.alarm.check()
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
             watcher.checkpoint(state.global_step, Path(args.output_dir) / f"checkpoint-{state.global_step}")
