@@ -27,7 +27,7 @@ from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.sample import complete, policy_prompts
 from gradeflow.judge import Verdict
 from gradeflow.scorer import Scorer
-from gradeflow.types import Rollout, Sample
+from gradeflow.types import Sample
 
 Arm = Literal["no faults", "faults abstained", "faults scored 0"]
 
@@ -42,8 +42,8 @@ class FailingJudge:
         self._share = share
         self._random = random.Random(seed)
 
-    async def verdict(self, *asked: str) -> Verdict:
-        verdict: Verdict = await self._judge.verdict(*asked)
+    async def verdict(self, *asked: str, **more: Any) -> Verdict:
+        verdict: Verdict = await self._judge.verdict(*asked, **more)
         if self._arm == "no faults" or self._random.random() >= self._share:
             return verdict
         if self._arm == "faults scored 0":
@@ -55,8 +55,8 @@ class Quiet:
     def __init__(self, arm: Arm, seed: int) -> None:
         self.said = f"{arm}, seed {seed}"
 
-    def step(self, number: int, _: Mapping[str, float], rollouts: Sequence[Rollout], __: float) -> None:
-        scores = [rollout.sample.score for rollout in rollouts]
+    def step(self, number: int, _: Mapping[str, float], groups: Sequence[loop.Group], *__: Any) -> None:
+        scores = [rollout.sample.score for group in groups for rollout in group]
         mean = statistics.fmean(score or 0.0 for score in scores)
         unscored = scores.count(None)
         print(f"\r{self.said}: step {number}, reward {mean:.2f}, {unscored} without a score  ", end="", flush=True)

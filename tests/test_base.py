@@ -1,7 +1,7 @@
 import pytest
 
 from gradeflow import base
-from gradeflow.grpo.loop import TooManyFaults
+from gradeflow.errors import TooManyFaults
 from gradeflow.types import KINDS, Sample
 
 

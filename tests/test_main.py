@@ -6,7 +6,7 @@ import pytest
 
 from gradeflow import __main__ as cli
 from gradeflow import params
-from gradeflow.errors import SettingsError
+from gradeflow.errors import ProviderError, SandboxError, SettingsError, TooManyFaults
 
 ROOT = Path(__file__).parents[1]
 
@@ -80,6 +80,26 @@ def test_importing_the_command_line_imports_no_heavy_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for heavy in ("torch", "mlflow", "transformers", "pydantic", "trl", "openai"):
         assert f"'{heavy}'" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (SettingsError("x"), 2),
+        (ProviderError("x", cause="unreachable"), 75),
+        (ProviderError("x", cause="auth"), 1),
+        (TooManyFaults("x", cause="unreachable"), 75),
+        (SandboxError("x", cause="sandbox"), 1),
+    ],
+)
+def test_the_status_says_whether_the_same_command_may_go_on_later(
+    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "run", fail)
+    assert ended(["train_grpo"], capsys) == (status, "gradeflow: x\n")
 
 
 def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,14 +7,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
 
+from gradeflow import __main__ as cli
 from gradeflow import adapter, dataset, evaluate, jsonl, tracking, train_grpo
 from gradeflow.errors import AuditError, ProviderError
 from gradeflow.params import Params
-from gradeflow.types import Sample
+from gradeflow.types import Example, Rollout, Sample, Turn
 from support import tiny
 from support.chat_server import ChatServer
 
@@ -181,11 +183,84 @@ def test_training_stops_where_the_judge_calls_wrong_answers_right(trained: tuple
     assert (Path("runs/train_grpo") / run.info.run_id / "best" / "adapter_model.safetensors").exists()
 
 
+def test_a_model_that_goes_away_ends_training_with_a_status_of_its_own_and_the_same_command_goes_on(
+    trained: tuple[Path, Params, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The executor breaks down after the first checkpoint, is still away at the second try, and then is there."""
+    mended = []
+
+    def validated() -> set[Path]:
+        return set(Path("runs/train_grpo").glob("*/checkpoints/checkpoint-1/validated"))
+
+    def fault(number: int, body: dict[str, Any]) -> Any:
+        return "500" if not mended and validated() - before else None
+
+    before = validated()
+    with ChatServer(answer, fault) as server:
+        changes = tiny.changes(
+            trained[0],
+            **SMALL,
+            train__seed=6,
+            train__fault_retries=0,
+            models__base__url=server.url,
+            models__base__retries=0,
+        )
+        command = ["train_grpo", "--params", str(tiny.ROOT / "params.yaml")]
+        command += [word for name, value in changes.items() for word in (f"--{name}", value)]
+        said = []
+        for _ in range(2):
+            with pytest.raises(SystemExit) as ended:
+                cli.main(command)
+            assert ended.value.code == 75
+            said.append(capsys.readouterr().err)
+        (run,) = mlflow.search_runs(
+            filter_string="params.`train.seed` = '6'", output_format="list", search_all_experiments=True
+        )
+        assert run.info.status == "FAILED"
+        folder = Path("runs/train_grpo") / run.info.run_id / "checkpoints"
+        assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-1"]
+        mended.append(True)
+        cli.main(command)
+    assert f"base ({server.url})" in said[0]
+    assert "the same command goes on from the last checkpoint" in said[0]
+    assert f"{server.url}: server error" in said[1]
+    assert mlflow.get_run(run.info.run_id).info.status == "FINISHED"
+    assert [step for step, _ in points(run.info.run_id, "val_accuracy")] == [0, 1, 2]
+    assert [step for step, _ in points(run.info.run_id, "train/loss")] == [1, 2]
+
+
+def group(*samples: Sample) -> list[Rollout]:
+    example = Example("id", "places", "qa", "Where?", "x")
+    return [Rollout(example, (Turn((1,), (2, 3), (1, 1), "code"),), sample, ()) for sample in samples]
+
+
+RIGHT = Sample("id", "digest", "places", "text", "code", "x", 1.0, "exact", valid=True, operators=("Custom",))
+WRONG = replace(RIGHT, score=0.0, by="failure", failure="syntax", operators=())
+UNSCORED = replace(RIGHT, score=None, by="", fault="unreachable")
+
+
+def test_abstentions_are_shares_of_all_rollouts_of_a_step_replaced_ones_too() -> None:
+    groups, replaced = [group(RIGHT, UNSCORED), group(RIGHT, WRONG)], [group(UNSCORED, replace(UNSCORED, fault="tie"))]
+    assert train_grpo.fault_metrics(groups, replaced, {"timeout"}) == {
+        "rollouts/replaced_groups": 1,
+        "rollouts/unscored_share": 0.5,
+        "faults/unreachable": pytest.approx(1 / 3),
+        "faults/tie": pytest.approx(1 / 6),
+        "faults/timeout": 0,
+    }
+
+
+def test_a_group_is_dead_that_has_no_two_different_scores() -> None:
+    groups = [group(RIGHT, UNSCORED), group(RIGHT, RIGHT), group(UNSCORED, UNSCORED), group(RIGHT, WRONG)]
+    metrics = train_grpo.step_metrics(1, {}, groups, 1.0, [])
+    assert (metrics["train/dead_group_share"], metrics["train/num_total"]) == (0.75, 8)
+    assert (metrics["train/accuracy"], metrics["train/completion_tokens"]) == (0.8, 2)
+
+
 def test_what_did_not_happen_in_a_step_counts_zero() -> None:
-    right = Sample("id", "digest", "places", "text", "code", "x", 1.0, "exact", valid=True, operators=("Custom",))
-    wrong = replace(right, score=0.0, by="failure", failure="syntax", operators=())
     first, second = (
-        train_grpo.step_metrics(1, {}, samples, 1.0, ["Custom", "Programmer"]) for samples in ([right], [right, wrong])
+        train_grpo.step_metrics(1, {}, [group(*samples)], 1.0, ["Custom", "Programmer"])
+        for samples in ([RIGHT], [RIGHT, WRONG])
     )
     assert first.keys() == second.keys()
     assert (first["failures/syntax"], second["failures/syntax"], second["failures/timeout"]) == (0, 1, 0)

@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(list(sys.argv[1:] if argv is None else argv))
     except GradeflowError as error:
-        fail(str(error), 2 if isinstance(error, SettingsError) else 1)
+        fail(str(error), error.status)
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on where it was", 130)
     except OSError as error:
@@ -258,6 +258,9 @@ def overview() -> str:
             "",
             "`gradeflow COMMAND --help` lists a command's inputs and settings. Settings live in params.yaml; one given",
             "here holds for this run only: gradeflow train_grpo --train.learning_rate 1e-5",
+            "",
+            "Exit status: 0 done; 1 an error, which the last line names; 2 a setting or an input is wrong; 75 a model",
+            "does not answer, or too much has no score: the same command goes on later; 130 interrupted.",
         ]
     )
 

@@ -23,10 +23,9 @@ from rich.table import Table
 from gradeflow import disk, fingerprint, models, registry, sources, tracking
 from gradeflow.embedded import curriculum, teach
 from gradeflow.embedded.recipe import recipe
-from gradeflow.errors import JudgeError
+from gradeflow.errors import JudgeError, TooManyFaults
 from gradeflow.grpo import environment as environments
 from gradeflow.grpo.environment import WorkflowEnvironment
-from gradeflow.grpo.loop import TooManyFaults
 from gradeflow.grpo.sample import complete, policy_prompts
 from gradeflow.params import Params
 from gradeflow.types import KINDS, Example, Sample

@@ -7,7 +7,8 @@ GradeflowError
 │   ├── ProviderError  an LLM endpoint did not answer, or answered nothing usable
 │   ├── JudgeError     a judge gave no verdict
 │   ├── SandboxError   the sandbox itself failed; what ran in it is not to blame
-│   └── GraderError    a grader crashed on a submission that it should have judged
+│   ├── GraderError    a grader crashed on a submission that it should have judged
+│   └── TooManyFaults  so many of these that a stage stopped, to go on later
 ├── AuditError         a judge calls wrong answers right
 ├── AdapterError       an adapter's files are missing, broken, do nothing, or belong to another base
 ├── TrackingError      the MLflow server or store cannot be used
@@ -15,12 +16,24 @@ GradeflowError
 └── SetupError         the machine lacks something; the message says how to get it
 """
 
+AGAIN = 75
+"""EX_TEMPFAIL of sysexits.h: nothing is wrong with the command, and the same one goes on later."""
+
+FINAL = frozenset({"bad_request", "too_long", "auth"})
+"""Causes of a ProviderError that no further try mends."""
+
 
 class GradeflowError(Exception):
-    """Anything Gradeflow reports to its user in one line: what is wrong, what was expected, what to do."""
+    """Anything Gradeflow reports to its user in one line: what is wrong, what was expected, what to do.
+
+    `status` is the exit status of a command that ends with it.
+    """
+
+    status = 1
 
 
-class SettingsError(GradeflowError): ...
+class SettingsError(GradeflowError):
+    status = 2
 
 
 class DataError(GradeflowError): ...
@@ -34,7 +47,10 @@ class Fault(GradeflowError):  # noqa: N818 - the word the whole project uses
         self.cause = cause
 
 
-class ProviderError(Fault): ...
+class ProviderError(Fault):
+    def __init__(self, message: str, *, cause: str) -> None:
+        super().__init__(message, cause=cause)
+        self.status = 1 if cause in FINAL else AGAIN
 
 
 class JudgeError(Fault): ...
@@ -44,6 +60,10 @@ class SandboxError(Fault): ...
 
 
 class GraderError(Fault): ...
+
+
+class TooManyFaults(Fault):
+    status = AGAIN
 
 
 class AuditError(GradeflowError): ...

@@ -21,11 +21,10 @@ from gradeflow import adapter as adapters
 from gradeflow import dataset, fingerprint, gate, jsonl, lineage, models, registry, tracking
 from gradeflow.adapter import BaseIdentity
 from gradeflow.dataset import Dataset
-from gradeflow.errors import AdapterError
+from gradeflow.errors import AdapterError, TooManyFaults
 from gradeflow.grpo import environment as environments
 from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.harness import WorkflowTask, run_harness
-from gradeflow.grpo.loop import TooManyFaults
 from gradeflow.params import Params
 from gradeflow.types import KINDS, Sample
 from gradeflow.workflow import fixed

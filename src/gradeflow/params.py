@@ -194,6 +194,9 @@ class Train(Section):
     eval_every: Positive = setting("steps between validations, each with a checkpoint")
     val_samples: Positive = setting("validation questions")
     fault_retries: Count = setting("further tries of a rollout that a fault left without a score")
+    max_replaced_groups: Count = setting(
+        "groups with fewer than two scores in a step that those of other questions may stand in for"
+    )
     max_fault_share: Share = setting("share of unscored rollouts in a step above which the run stops, to be resumed")
     log_rollouts: Count = setting("rollouts logged as a table, per validation")
     trace_rollouts: Count = setting("rollouts logged as a trace, per validation")

@@ -8,7 +8,7 @@ import json
 import shutil
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.progress import Progress
 
 from gradeflow import adapter, dataset, disk, fingerprint, models, registry, tracking
 from gradeflow.adapter import BaseIdentity
+from gradeflow.errors import TooManyFaults
 from gradeflow.grpo import environment as environments
 from gradeflow.grpo import loop
 from gradeflow.grpo.environment import WorkflowEnvironment
@@ -27,6 +28,7 @@ from gradeflow.workflow.run import FAILURES
 
 # A file in checkpoints that have been validated.
 VALIDATED = "validated"
+FAULTS = "faults/"
 SECTIONS = ("train", "base", "models", "workflow", "judge", "scorer", "sandbox", "evaluate")
 
 
@@ -81,7 +83,9 @@ def _train(
     )
     course = loop.Course(model, tokenizer, train, environment, folder / "checkpoints", runner.run)
     with Progress() as progress:
-        watcher = Watcher(params, course, validation[: params.train.val_samples], identity, run, progress, folder)
+        questions = validation[: params.train.val_samples]
+        had = {name.removeprefix(FAULTS) for name in tracking.read_metrics(run.id) if name.startswith(FAULTS)}
+        watcher = Watcher(params, course, questions, identity, run, progress, folder, had)
         if watcher.catch_up() < params.train.max_steps:  # the trainer would take one more step
             loop.train(course, params.train, params.workflow, watcher)
     watcher.finish()
@@ -98,24 +102,34 @@ class Watcher:
     run: tracking.Run
     progress: Progress
     folder: Path
+    causes: set[str]
+    """Of faults that the run has had; they count 0 from then on where they do not happen."""
     task: Any = None
 
-    def step(self, number: int, logs: Mapping[str, float], rollouts: Sequence[Rollout], temperature: float) -> None:
-        samples = [rollout.sample for rollout in rollouts]
-        metrics = step_metrics(number, logs, samples, temperature, self.params.workflow.operators)
+    def step(
+        self,
+        number: int,
+        logs: Mapping[str, float],
+        groups: Sequence[loop.Group],
+        replaced: Sequence[loop.Group],
+        temperature: float,
+    ) -> None:
+        metrics = step_metrics(number, logs, groups, temperature, self.params.workflow.operators)
+        metrics |= fault_metrics(groups, replaced, self.causes)
+        self.causes |= {name.removeprefix(FAULTS) for name in metrics if name.startswith(FAULTS)}
         self.run.log_metrics(metrics | self.course.environment.clients.figures(), step=number)
         if self.task is None:
             self.task = self.progress.add_task("train_grpo", total=self.params.train.max_steps)
         said = f"train_grpo  accuracy {metrics['train/accuracy']:.0%}  valid {metrics['rollouts/valid_share']:.0%}"
         self.progress.update(self.task, completed=number, description=said)
         if number % self.params.train.eval_every == 0:
-            self._show(rollouts, number)
+            self._show(groups, number)
 
-    def _show(self, rollouts: Sequence[Rollout], number: int) -> None:
-        rows = [rollout_row(rollout) for rollout in rollouts[: self.params.train.log_rollouts]]
-        self.run.log_table(f"rollouts/step_{number:06d}.json", rows)
-        for rollout in rollouts[:: self.params.train.group_size][: self.params.train.trace_rollouts]:
-            self.run.log_rollout_trace(rollout, number)
+    def _show(self, groups: Sequence[loop.Group], number: int) -> None:
+        rows = [rollout_row(rollout) for group in groups for rollout in group]
+        self.run.log_table(f"rollouts/step_{number:06d}.json", rows[: self.params.train.log_rollouts])
+        for group in groups[: self.params.train.trace_rollouts]:
+            self.run.log_rollout_trace(group[0], number)
 
     def catch_up(self) -> int:
         """Drop a checkpoint that was cut off while it was written, validate one that has not been; returns its step."""
@@ -160,7 +174,7 @@ class Watcher:
         self.run.log_metrics(metrics, step=number)
         self.run.log_table(f"validation/step_{number:06d}.json", [sample.to_row() for sample in samples])
         if "val_accuracy" not in metrics:
-            raise loop.TooManyFaults(
+            raise TooManyFaults(
                 f"step {number}: no validation question has a score ({_counts(s.fault for s in samples)}). When "
                 f"{self.course.environment.needs} answer again, the same command goes on from the last checkpoint",
                 cause="validation",
@@ -220,12 +234,14 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def step_metrics(
-    number: int, logs: Mapping[str, float], samples: Sequence[Sample], temperature: float, operators: Sequence[str]
+    number: int, logs: Mapping[str, float], groups: Sequence[loop.Group], temperature: float, operators: Sequence[str]
 ) -> dict[str, float]:
     """One training step under the names that the original's users know, and what TRL reports beside them.
 
     What did not happen counts 0: left out, it would keep its last value in MLflow, and be missing beside other runs.
     """
+    rollouts = [rollout for group in groups for rollout in group]
+    samples = [rollout.sample for rollout in rollouts]
     scored = [sample for sample in samples if sample.score is not None]
     scores = [sample.score or 0.0 for sample in scored]
     metrics = {
@@ -237,12 +253,11 @@ def step_metrics(
         "train/grad_norm": logs.get("grad_norm", 0.0),
         "train/entropy": logs.get("entropy", 0.0),
         "train/step_seconds": logs.get("step_time", 0.0),
-        "train/completion_tokens": logs.get("completions/mean_length", 0.0),
-        "train/dead_group_share": logs.get("frac_reward_zero_std", 0.0),
+        "train/completion_tokens": statistics.fmean(len(turn.mask) for one in rollouts for turn in one.turns),
+        "train/dead_group_share": _share(len(_scores(group)) < 2 for group in groups),
         "train/num_total": float(len(samples)),
         "train/num_correct": float(sum(score == 1 for score in scores)),
         "rollouts/valid_share": _share(sample.valid for sample in samples),
-        "rollouts/unscored_share": 1 - len(scored) / len(samples) if samples else 0.0,
     }
     if scores:
         metrics |= {
@@ -268,8 +283,25 @@ def step_metrics(
     metrics |= {name: value for name, value in logs.items() if name.startswith("judge/")}
     failures = dict.fromkeys(FAILURES, 0) | _counts(s.failure for s in samples)
     metrics |= {f"failures/{name}": float(count) for name, count in failures.items()}
-    metrics |= {f"faults/{name}": float(count) for name, count in _counts(s.fault for s in samples).items()}
     return metrics | {f"operators/{name}": _share(name in sample.operators for sample in samples) for name in operators}
+
+
+def fault_metrics(
+    groups: Sequence[loop.Group], replaced: Sequence[loop.Group], causes: Collection[str]
+) -> dict[str, float]:
+    """What share of all rollouts of a step has no score, replaced ones too, and for which causes."""
+    samples = [rollout.sample for group in (*groups, *replaced) for rollout in group]
+    counts = dict.fromkeys(causes, 0) | _counts(sample.fault for sample in samples)
+    return {
+        "rollouts/replaced_groups": float(len(replaced)),
+        "rollouts/unscored_share": _share(sample.score is None for sample in samples),
+        **{f"{FAULTS}{cause}": count / len(samples) for cause, count in counts.items()},
+    }
+
+
+def _scores(group: loop.Group) -> set[float]:
+    """The different scores in a group; one alone is nothing to learn from."""
+    return {rollout.sample.score for rollout in group if rollout.sample.score is not None}
 
 
 def validation_metrics(samples: Sequence[Sample], cost: float) -> dict[str, float]:

@@ -1,3 +1,4 @@
+import os
 import shutil
 from pathlib import Path
 
@@ -28,3 +29,9 @@ def test_a_clone_without_data_makes_it_first(tmp_path: Path, monkeypatch: pytest
     shutil.rmtree("data")
     with pytest.raises(chain.StageError, match="dvc repro failed"):  # this folder is no DVC project
         chain.main(params.load(tiny.ROOT / "params.yaml"))
+
+
+def test_the_chain_ends_with_the_status_of_the_stage_that_stopped_it(tmp_path: Path) -> None:
+    with pytest.raises(chain.StageError, match="train_grpo failed") as caught:
+        chain.call("train_grpo", tmp_path / "nowhere.yaml", os.environ)
+    assert caught.value.status == 2

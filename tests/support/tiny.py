@@ -20,19 +20,23 @@ TWO_STEPS = {
 }
 
 
-def settings(folder: Path, *, taught: bool = False, **overrides: object) -> params.Params:
-    """The repository's settings on a tiny base in `folder`, made at the first call; keys are dotted with `__`.
-
-    Random weights, or, `taught`, some seconds of lessons in writing workflows.
-    """
-    base = folder / "tiny-base"
-    changes = {
-        "base.model": str(base),
+def changes(folder: Path, **overrides: object) -> dict[str, str]:
+    """What differs from the repository's settings, by dotted name; keys are dotted with `__`."""
+    return {
+        "base.model": str(folder / "tiny-base"),
         "sandbox.parallel": "2",
         "models.base.cache": "",
         **{name.replace("__", "."): str(value) for name, value in overrides.items()},
     }
-    found = params.load(ROOT / "params.yaml", changes)
+
+
+def settings(folder: Path, *, taught: bool = False, **overrides: object) -> params.Params:
+    """The repository's settings on a tiny base in `folder`, made at the first call.
+
+    Random weights, or, `taught`, some seconds of lessons in writing workflows.
+    """
+    found = params.load(ROOT / "params.yaml", changes(folder, **overrides))
+    base = folder / "tiny-base"
     if not base.exists():
         small = found.base.model_copy(update={"hidden_size": 64, "layers": 2})
         lessons = list(itertools.islice(curriculum.lessons(0), 8000 if taught else 400))

@@ -35,7 +35,11 @@ CONSOLE = Console()
 
 
 class StageError(GradeflowError):
-    """A stage of the chain ended with an error, which it has printed itself."""
+    """A stage of the chain ended with an error, which it has printed itself; the chain ends with its status."""
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass
@@ -88,8 +92,9 @@ def make_data() -> None:
 
 def call(stage: str, settings: Path, environment: Mapping[str, str]) -> None:
     command = [sys.executable, "-m", "gradeflow", stage, "--params", str(settings)]
-    if subprocess.run(command, env=dict(environment), check=False).returncode:
-        raise StageError(f"{stage} failed; mend what it says above, and the same command goes on from there")
+    if status := subprocess.run(command, env=dict(environment), check=False).returncode:
+        said = f"{stage} failed; mend what it says above, and the same command goes on from there"
+        raise StageError(said, max(status, 1))
 
 
 def ask_champion(params: Params, settings: Path, environment: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ import math
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gradeflow import models, params
 from gradeflow.audit import Alarm
 from gradeflow.decode import end_ids
-from gradeflow.errors import Fault, SettingsError
+from gradeflow.errors import SettingsError, TooManyFaults
 from gradeflow.grpo.environment import Graded, WorkflowEnvironment
 from gradeflow.grpo.log_probs import sharing_prompts
 from gradeflow.grpo.sample import sample
@@ -32,18 +32,23 @@ if TYPE_CHECKING:
 Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 """Runs a coroutine to its end on the stage's event loop."""
 
+Group = Sequence[Rollout]
+"""The rollouts of one question in one step."""
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
-
-
-class TooManyFaults(Fault):
-    """More rollouts than allowed stayed without a score; the checkpoint of the last validation is there to resume."""
 
 
 class Watcher(Protocol):
     """What a stage does with what the loop reports."""
 
-    def step(self, number: int, logs: Mapping[str, float], rollouts: Sequence[Rollout], temperature: float) -> None: ...
+    def step(
+        self,
+        number: int,
+        logs: Mapping[str, float],
+        groups: Sequence[Group],
+        replaced: Sequence[Group],
+        temperature: float,
+    ) -> None: ...
 
     def checkpoint(self, number: int, adapter: Path) -> None: ...
 
@@ -75,15 +80,28 @@ def attach_adapter(model: "PreTrainedModel", settings: params.Lora) -> "PeftMode
 
 
 def train(course: Course, settings: params.Train, workflow: params.Workflow, watcher: Watcher) -> None:
-    """Train to `settings.max_steps`, going on from the newest checkpoint in `course.folder` where there is one."""
+    """Train to `settings.max_steps`, going on from the newest checkpoint in `course.folder` where there is one.
+
+    Raises:
+        TooManyFaults: more rollouts than allowed have no score; the newest checkpoint is there to go on from.
+    """
+    from transformers.trainer_utils import get_last_checkpoint
+
+    rollouts = Rollouts(course, settings, workflow)
+    trainer = trainer_of(course, settings, workflow, rollouts)
+    trainer.add_callback(_report(trainer, rollouts, settings, watcher))
+    last = get_last_checkpoint(str(course.folder)) if course.folder.is_dir() else None
+    trainer.train(resume_from_checkpoint=last)
+
+
+def trainer_of(course: Course, settings: params.Train, workflow: params.Workflow, rollouts: "Rollouts") -> Any:
+    """TRL's trainer of the course's model on its examples; its KL is to the base, whatever the adapter is by then."""
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     logging.getLogger("trl").setLevel(logging.ERROR)  # it prints each prompt whose rollout has no score
     from datasets import Dataset
     from transformers import PrinterCallback
-    from transformers.trainer_utils import get_last_checkpoint
     from trl import GRPOTrainer
 
-    rollouts = Rollouts(course, settings, workflow)
     rows = [
         {"prompt": policy_messages(example, workflow), "id": example.id}
         for example in evenly(course.examples, settings.seed)
@@ -96,10 +114,10 @@ def train(course: Course, settings: params.Train, workflow: params.Workflow, wat
         processing_class=course.tokenizer,
         rollout_func=rollouts,
     )
+    if "ref" in course.model.peft_config:  # TRL's copy of the adapter as it was, which need not be the base
+        course.model.delete_adapter("ref")
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_report(trainer, rollouts, settings, watcher))
-    last = get_last_checkpoint(str(course.folder)) if course.folder.is_dir() else None
-    trainer.train(resume_from_checkpoint=last)
+    return trainer
 
 
 def configure(settings: params.Train, folder: Path) -> "GRPOConfig":
@@ -163,49 +181,79 @@ def reward(completions: Sequence[Any], score: Sequence[float | None], **_: Any) 
 
 
 class Rollouts:
-    """TRL's rollout function: sample from the policy, let the environment grade, mask what has no score."""
+    """TRL's rollout function: sample from the policy, let the environment grade, mask what has no score.
+
+    A group with fewer than two scores has no advantages. Another question's group stands in for it, as often in a step
+    as the settings allow; after that it stays, and is masked as a whole.
+    """
 
     def __init__(self, course: Course, settings: params.Train, workflow: params.Workflow) -> None:
         self._course = course
         self._settings = settings
-        self._examples = {policy_messages(example, workflow)[-1]["content"]: example for example in course.examples}
-        self.last: list[Rollout] = []
+        self._workflow = workflow
+        self._examples = {_asked(example, workflow): example for example in course.examples}
+        self.groups: list[Group] = []
+        """The last step's, one for each of its questions."""
+        self.replaced: list[Group] = []
+        """Those for which others stand in."""
         self.alarm = Alarm(course.environment.judge)
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any] | None]:
-        examples = [self._examples[prompt[-1]["content"]] for prompt in prompts]
-        groups = [list(group) for _, group in itertools.groupby(prompts)]
-        asked = [self._encode(group[0]) for group in groups]
-        prompt_ids = [ids for ids, group in zip(asked, groups, strict=True) for _ in group]
-        completion_ids = sample(
+        asked = [
+            (text, len(list(group))) for text, group in itertools.groupby(prompt[-1]["content"] for prompt in prompts)
+        ]
+        examples, sizes = [self._examples[text] for text, _ in asked], [size for _, size in asked]
+        self.groups, self.replaced = self._roll_out(examples, sizes, trainer.temperature), []
+        self._require_scores()
+        others = self._others(examples, trainer.state.global_step)
+        while places := [place for place, group in enumerate(self.groups) if not has_advantages(group)]:
+            fresh = list(itertools.islice(others, len(places)))
+            if not fresh:
+                break
+            found = self._roll_out(fresh, [sizes[place] for place in places[: len(fresh)]], trainer.temperature)
+            for place, group in zip(places, found, strict=False):
+                self.replaced.append(self.groups[place])
+                self.groups[place] = group
+            self._require_scores()
+        rollouts = list(itertools.chain(*self.groups))
+        self.alarm.add(rollouts)
+        return {
+            "prompt_ids": [list(one.turns[0].prompt_ids) for one in rollouts],
+            "completion_ids": [list(one.turns[0].completion_ids) for one in rollouts],
+            "logprobs": None,
+            "env_mask": [mask for group in self.groups for mask in _masks(group)],
+            "score": [one.sample.score for one in rollouts],
+        }
+
+    def _others(self, examples: Sequence[Example], step: int) -> Iterator[Example]:
+        """As many questions as a step may replace, drawn from those that are not in it."""
+        here = {example.id for example in examples}
+        order = [example for example in self._course.examples if example.id not in here]
+        random.Random(f"{self._settings.seed} {step}").shuffle(order)
+        return iter(order[: self._settings.max_replaced_groups])
+
+    def _roll_out(self, examples: Sequence[Example], sizes: Sequence[int], temperature: float) -> list[Group]:
+        """A group of rollouts for each example."""
+        asked = [self._encode(policy_messages(example, self._workflow)) for example in examples]
+        written = sample(
             self._course.model,
             asked,
             end_ids(self._course.model, self._course.tokenizer),
-            copies=[len(group) for group in groups],
+            copies=sizes,
             max_tokens=self._settings.max_completion_tokens,
-            temperature=trainer.temperature,
+            temperature=temperature,
             top_p=self._settings.top_p,
             top_k=self._settings.top_k,
         )
-        texts = self._course.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
-        pairs = list(zip(texts, examples, strict=True))
+        texts = self._course.tokenizer.batch_decode(written, skip_special_tokens=True)
+        rows = [row for row, size in zip(zip(examples, asked, strict=True), sizes, strict=True) for _ in range(size)]
+        pairs = [(text, example) for text, (example, _) in zip(texts, rows, strict=True)]
         with models.leaving_room():
             graded: list[Graded] = self._course.wait(self._course.environment.grade_all(pairs))
-        self.last = [
-            rollout(example, read, written, one)
-            for example, read, written, one in zip(examples, prompt_ids, completion_ids, graded, strict=True)
-        ]
-        self._require_scores()
-        self.alarm.add(self.last)
-        scores = [one.sample.score for one in graded]
-        masks = [[int(score is not None)] * len(ids) for score, ids in zip(scores, completion_ids, strict=True)]
-        return {
-            "prompt_ids": prompt_ids,
-            "completion_ids": completion_ids,
-            "logprobs": None,
-            "env_mask": masks,
-            "score": scores,
-        }
+        rollouts = iter(
+            [rollout(example, read, ids, one) for (example, read), ids, one in zip(rows, written, graded, strict=True)]
+        )
+        return [list(itertools.islice(rollouts, size)) for size in sizes]
 
     def _encode(self, prompt: Any) -> list[int]:
         ids = self._course.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
@@ -216,15 +264,31 @@ class Rollouts:
         return list(ids)
 
     def _require_scores(self) -> None:
-        faults = [r.sample.fault or "" for r in self.last if r.sample.score is None]
-        if len(faults) > self._settings.max_fault_share * len(self.last):
+        tried = list(itertools.chain(*self.groups, *self.replaced))
+        faults = [one.sample.fault or "" for one in tried if one.sample.score is None]
+        if len(faults) > self._settings.max_fault_share * len(tried):
             cause = max(set(faults), key=faults.count)
             raise TooManyFaults(
-                f"{len(faults)} of {len(self.last)} rollouts of a step have no score (mostly {cause}); more than "
+                f"{len(faults)} of {len(tried)} rollouts of a step have no score (mostly {cause}); more than "
                 f"train.max_fault_share = {self._settings.max_fault_share}. When "
                 f"{self._course.environment.needs} answer again, the same command goes on from the last checkpoint",
                 cause=cause,
             )
+
+
+def has_advantages(group: Group) -> bool:
+    """Whether two or more rollouts have a score: one alone has nothing to be compared with."""
+    return sum(one.sample.score is not None for one in group) >= 2
+
+
+def _masks(group: Group) -> list[list[int]]:
+    """1 for each token of the rollouts that are learnt from."""
+    live = has_advantages(group)
+    return [[int(live and one.sample.score is not None)] * len(one.turns[0].completion_ids) for one in group]
+
+
+def _asked(example: Example, workflow: params.Workflow) -> str:
+    return policy_messages(example, workflow)[-1]["content"]
 
 
 def rollout(example: Example, prompt_ids: Sequence[int], completion_ids: Sequence[int], graded: Graded) -> Rollout:
@@ -250,7 +314,7 @@ def _report(trainer: Any, rollouts: Rollouts, settings: params.Train, watcher: W
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
             if "loss" in (logs or {}):
                 logs = {**logs, **rollouts.alarm.metrics()}
-                watcher.step(state.global_step, logs, rollouts.last, trainer.temperature)
+                watcher.step(state.global_step, logs, rollouts.groups, rollouts.replaced, trainer.temperature)
                 rollouts.alarm.check()
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gradeflow import params
-from gradeflow.errors import ProviderError, SettingsError
+from gradeflow.errors import FINAL, ProviderError, SettingsError
 from gradeflow.llm.cache import Cache
 from gradeflow.llm.client import Once, Reply, Request, Usage, request
 from gradeflow.llm.pace import Pace
@@ -38,7 +38,6 @@ REMEDIES = {
     "too_long": "shorten the prompt, lower max_tokens, or serve the model with a larger context",
     "auth": "check the key: api_key_env or api_key_file",
 }
-_FINAL = {"bad_request", "too_long", "auth"}
 _UNUSABLE = {"empty_reply", "truncated_reply"}
 _TOO_LONG = re.compile(r"context[ _](?:length|window)|maximum context|max_model_len|too many tokens", re.IGNORECASE)
 
@@ -130,7 +129,7 @@ class OpenAIClient:
                     except TryError as trouble:
                         troubles.append(trouble)
                         tries = sum(not each.busy for each in troubles)
-                        if trouble.cause in _FINAL or tries > self._settings.retries:
+                        if trouble.cause in FINAL or tries > self._settings.retries:
                             raise self._give_up(troubles) from None
                         if trouble.cause in _UNUSABLE:
                             asked = asked.varied(tries)
