@@ -354,32 +354,57 @@ def test_a_table_is_found_by_mlflow_and_replaced_by_the_next_of_its_name(store: 
     assert logged == [{"path": "rollouts/step-1.json", "type": "table"}]
 
 
-def rollout() -> Rollout:
-    example = Example("w1", "word_problems", "math", "2 + 2?", "4")
-    sample = Sample("w1", "d", "word_problems", "math", "code", "4", 1.0, "number", True, ("Custom",))
+def judged() -> Rollout:
+    """A rollout as training records it: what the policy wrote comes last, the judge's calls are below the score."""
+    example = Example("p1", "places", "qa", "Where does Ann live?", "Port Arden")
+    sample = Sample("p1", "d", "places", "text", "code", "in Port Arden", 1.0, "judge", True, ("Custom",))
+    asked, verdict = {"messages": [{"role": "user", "content": "the same?"}]}, {"text": "True", "finish_reason": "stop"}
     events = (
-        Event("chat", "gpt", 101.0, 0.5, {"messages": ["hi"]}, {"text": "4"}, 10, 5, 0.25, parent=2),
-        Event("policy", "write", 100.0, 1.0, {"prompt": "p"}, {"text": "code"}, 30, 20),
-        Event("workflow", "run", 101.0, 2.0, {}, {"answer": "4"}),
+        Event("workflow", "workflow", 101.0, 2.0, {"completion": "code"}, {"answer": "in Port Arden"}),
+        Event("operator", "Custom", 101.0, 1.0, {"input": "Where?"}, {"response": "in Port Arden"}, parent=0),
+        Event("chat", "executor", 101.0, 0.5, asked, {"text": "in Port Arden"}, 10, 5, 0.25, parent=1),
+        Event("sandbox", "run", 102.0, 0.5, {"code": "1"}, {"value": 1}, parent=1),
+        Event("score", "score", 103.0, 1.0, {"answer": "in Port Arden"}, {"value": 1.0, "by": "judge"}),
+        Event("chat", "gpt-oss", 103.0, 0.5, asked, verdict, 50, 4, 0.5, parent=4),
+        Event("chat", "qwen", 103.0, 0.5, asked, {"error": "ProviderError: down"}, parent=4),
+        Event("policy", "policy", 100.0, 1.0, asked, {"text": "code"}, 30, 20),
     )
-    return Rollout(example, (), sample, events)
+    return Rollout(example, (), sample, events, "both name the port")
 
 
 def test_a_rollout_becomes_a_trace_of_spans_with_its_score(store: Path) -> None:
     with tracking.start_run("trace", {}) as run:
-        run.log_rollout_trace(rollout(), 5)
+        run.log_rollout_trace(judged(), 5, "gpt-oss+qwen")
     (trace,) = client().search_traces(locations=[run.experiment], run_id=run.id)
     spans = {span.name: span for span in trace.data.spans}
-    assert spans["rollout"].parent_id is None
-    assert spans["run"].parent_id == spans["write"].parent_id == spans["rollout"].span_id
-    assert spans["gpt"].parent_id == spans["run"].span_id
-    assert (spans["gpt"].inputs, spans["gpt"].outputs) == ({"messages": ["hi"]}, {"text": "4"})
-    assert spans["gpt"].end_time_ns - spans["gpt"].start_time_ns == 500_000_000
-    assert (spans["rollout"].start_time_ns, spans["rollout"].end_time_ns) == (100 * 10**9, 103 * 10**9)
-    assert trace.info.token_usage == {"input_tokens": 40, "output_tokens": 25, "total_tokens": 65}
-    (score,) = trace.info.assessments
-    assert (score.name, score.value, score.source.source_id) == ("score", 1.0, "number")
-    assert (trace.info.tags["kind"], trace.info.tags["step"]) == ("math", "5")
+    above = {"workflow": "rollout", "Custom": "workflow", "executor": "Custom", "run": "Custom"}
+    above |= {"score": "rollout", "gpt-oss": "score", "qwen": "score", "policy": "rollout"}
+    assert {name: span.parent_id for name, span in spans.items()} == {
+        "rollout": None,
+        **{name: spans[parent].span_id for name, parent in above.items()},
+    }
+    assert {name: spans[name].span_type for name in ("policy", "Custom", "run", "score", "qwen")} == {
+        "policy": "LLM", "Custom": "TOOL", "run": "TOOL", "score": "EVALUATOR", "qwen": "CHAT_MODEL",
+    }  # fmt: skip
+    for event in judged().events:
+        assert (spans[event.name].inputs, spans[event.name].outputs) == (event.inputs, event.outputs)
+    assert spans["executor"].end_time_ns - spans["executor"].start_time_ns == 500_000_000
+    assert (spans["rollout"].start_time_ns, spans["rollout"].end_time_ns) == (100 * 10**9, 104 * 10**9)
+    assert trace.info.token_usage == {"input_tokens": 90, "output_tokens": 29, "total_tokens": 119}
+    assert trace.info.cost["total_cost"] == 0.75
+    assert (trace.info.tags["kind"], trace.info.tags["step"]) == ("text", "5")
+
+
+@pytest.mark.parametrize(
+    ("by", "source"), [("judge", ("LLM_JUDGE", "gpt-oss+qwen")), ("unit_tests", ("CODE", "unit_tests"))]
+)
+def test_a_score_is_feedback_with_its_source_and_reason(store: Path, by: str, source: tuple[str, str]) -> None:
+    scored = replace(judged(), sample=replace(judged().sample, by=by))
+    with tracking.start_run("feedback", {}) as run:
+        trace = run.log_rollout_trace(scored, 5, "gpt-oss+qwen")
+    (score,) = client().get_trace(trace).info.assessments
+    assert (score.name, score.value, score.rationale) == ("score", 1.0, "both name the port")
+    assert (score.source.source_type, score.source.source_id) == source
 
 
 def test_runs_with_the_same_seed_keep_their_own_traces_and_draw_the_same_numbers(store: Path) -> None:
@@ -387,19 +412,21 @@ def test_runs_with_the_same_seed_keep_their_own_traces_and_draw_the_same_numbers
         traces, numbers = set(), set()
         for _ in range(2):
             random.seed(0)
-            traces.add(run.log_rollout_trace(rollout(), 5))
+            traces.add(run.log_rollout_trace(judged(), 5))
             numbers.add(random.random())
     assert (len(traces), len(numbers)) == (2, 1)
 
 
 def test_an_abstention_is_no_score_in_a_trace(store: Path) -> None:
-    unscored = replace(rollout(), sample=replace(rollout().sample, score=None, by="", fault="judge_down"))
+    sample = replace(judged().sample, score=None, by="", fault="judge_down")
+    unscored = replace(judged(), sample=sample, reason="judge: no reply")
     with tracking.start_run("abstained", {}) as run:
         run.log_rollout_trace(unscored, 5)
         run.log_rollout_trace(replace(unscored, events=()), 5)
     traces = client().search_traces(locations=[run.experiment], run_id=run.id)
     assert [trace.info.assessments[0].value for trace in traces] == [None, None]
-    assert {trace.info.assessments[0].error.error_code for trace in traces} == {"judge_down"}
+    errors = [trace.info.assessments[0].error for trace in traces]
+    assert {(error.error_code, error.error_message) for error in errors} == {("judge_down", "judge: no reply")}
 
 
 def test_what_is_not_there_is_named(store: Path) -> None:

@@ -86,6 +86,11 @@ def test_tables_and_traces_show_rollouts(trained: tuple[Path, Params, str]) -> N
     found = mlflow.search_traces(locations=[experiment], return_type="list")
     found = [trace for trace in found if trace.info.trace_metadata["mlflow.sourceRun"] == run]
     assert len(found) == 2
+    for trace in found:
+        (wrote,) = trace.search_spans(name="policy")
+        (ran,) = trace.search_spans(name="workflow")
+        assert wrote.outputs["text"] == ran.inputs["completion"]
+        assert wrote.attributes["mlflow.chat.tokenUsage"]["output_tokens"] > 0
 
 
 def test_the_result_is_a_whole_adapter_that_names_its_base(trained: tuple[Path, Params, str], tmp_path: Path) -> None:

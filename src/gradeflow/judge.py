@@ -11,6 +11,7 @@ from gradeflow import digest, params, prompt
 from gradeflow.errors import JudgeError, SettingsError
 from gradeflow.llm import ChatClient, Reply
 from gradeflow.prompt import Message
+from gradeflow.trace import Trace
 
 SYSTEM = "You are a precise answer equivalence evaluator."
 RETRY_TEMPERATURE = 0.7
@@ -73,11 +74,18 @@ class Judge:
         self.prompt_version = prompt.load("judge").version
 
     async def verdict(
-        self, question: str, reference: str, answer: str, source: str = "", first_seed: int = 0
+        self,
+        question: str,
+        reference: str,
+        answer: str,
+        source: str = "",
+        first_seed: int = 0,
+        trace: Trace | None = None,
     ) -> Verdict:
         """Whether answer and reference mean the same; `source` names the dataset, which may have its own prompt.
 
-        Votes are seeded one after the other; only seed 0 is asked at `judge.temperature`, all others are sampled.
+        Votes are seeded one after the other; only seed 0 is asked at `judge.temperature`, all others are sampled. What
+        was asked and replied is in `trace`.
 
         Raises:
             JudgeError: the votes that arrived settle nothing.
@@ -95,7 +103,8 @@ class Judge:
             for number in range(first_seed, first_seed + self.settings.votes)
         ]
         found = await asyncio.gather(
-            *(self._vote(client, number, asked, values) for client, number in ballots), return_exceptions=True
+            *(self._vote(client, number, asked, values, trace or Trace()) for client, number in ballots),
+            return_exceptions=True,
         )
         votes = [vote for vote in found if not isinstance(vote, BaseException)]
         for correct in (True, False):
@@ -108,18 +117,19 @@ class Judge:
         raise JudgeError(f"judge {model}: {len(votes)} votes, as many for as against", cause="tie")
 
     async def _vote(
-        self, client: ChatClient, number: int, asked: prompt.Prompt, values: tuple[str, str, str]
+        self, client: ChatClient, number: int, asked: prompt.Prompt, values: tuple[str, str, str], trace: Trace
     ) -> tuple[bool, str]:
         """A reply that does not say whether they are the same is asked for once more."""
         said = messages(*values, asked)
         schema = SCHEMA if self.settings.structured else None
         temperature = RETRY_TEMPERATURE if number else self.settings.temperature
-        reply = await client.chat(said, temperature=temperature, seed=number or None, schema=schema)
+        reply = await trace.chat(client, said, temperature=temperature, seed=number or None, schema=schema)
         correct = parse(reply, values)
         if correct is None:
             room = 2 * reply.completion_tokens if reply.finish_reason == "length" else None
             again = self.settings.votes + number
-            reply = await client.chat(said, temperature=RETRY_TEMPERATURE, seed=again, max_tokens=room, schema=schema)
+            hotter = {"temperature": RETRY_TEMPERATURE, "seed": again, "max_tokens": room}
+            reply = await trace.chat(client, said, **hotter, schema=schema)
             correct = parse(reply, values)
         if correct is None:
             text = " ".join(reply.text.split())[:120]

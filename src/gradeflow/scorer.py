@@ -12,6 +12,7 @@ import secrets
 import string
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
@@ -19,6 +20,7 @@ from gradeflow import digest, params
 from gradeflow.errors import Fault, GraderError
 from gradeflow.judge import Judge
 from gradeflow.sandbox import Execution, Sandbox
+from gradeflow.trace import Trace
 from gradeflow.types import Abstained, Example, Outcome, Score
 
 NAME = "gradeflow-scorer/2"
@@ -82,42 +84,52 @@ class Scorer:
         rests_on = {"settings": settings.model_dump(mode="json"), "judge": self._judge and self._judge.version}
         self.version = f"{NAME}+{digest.of_json(rests_on)[:12]}"
 
-    async def score(self, example: Example, answer: str | None) -> Outcome:
-        """The answer's score; Abstained when a fault stood in the way. No answer is the policy's own zero."""
-        if answer is None or not answer.strip():
-            return Score(0.0, "empty", "no answer")
-        try:
-            return await self._score(example, answer)
-        except Fault as fault:
-            return Abstained(fault.cause, str(fault))
+    async def score(self, example: Example, answer: str | None, trace: Trace | None = None) -> Outcome:
+        """The answer's score; Abstained when a fault stood in the way. No answer is the policy's own zero.
 
-    async def _score(self, example: Example, answer: str) -> Score:
+        How it came about, down to the judge's calls, is in `trace`.
+        """
+        outcome: Outcome
+        inputs = {"answer": answer, "reference": example.ground_truth}
+        with (trace or Trace()).span("score", "score", inputs) as span:
+            try:
+                outcome = await self._score(example, answer or "", span.trace)
+            except Fault as fault:
+                outcome = Abstained(fault.cause, str(fault))
+            span.outputs = asdict(outcome)
+        return outcome
+
+    async def _score(self, example: Example, answer: str, trace: Trace) -> Score:
+        if not answer.strip():
+            return Score(0.0, "empty", "no answer")
         match example.kind:
             case "math":
-                return await self._math(example, answer)
+                return await self._math(example, answer, trace)
             case "choice":
                 return _choice(example, answer)
             case "code":
-                return await self._code(example, answer)
+                return await self._code(example, answer, trace)
             case "text":
-                return await self._text(example, answer)
+                return await self._text(example, answer, trace)
 
-    async def _math(self, example: Example, answer: str) -> Score:
+    async def _math(self, example: Example, answer: str, trace: Trace) -> Score:
         reference = plain_number(example.ground_truth)
         if reference is None:
-            return await self._expression(example.ground_truth, answer)
+            return await self._expression(example.ground_truth, answer, trace)
         found = last_number(answer)
         if found is None:
             return Score(0.0, "number", "no number in the answer")
         equal = abs(found - reference) <= Fraction(self._settings.number_tolerance) * abs(reference)
         return Score(float(equal), "number")
 
-    async def _expression(self, reference: str, answer: str) -> Score:
+    async def _expression(self, reference: str, answer: str, trace: Trace) -> Score:
         """LaTeX and the like, by math-verify; in the sandbox, since 9^9^9^9 would keep it busy for ever."""
         if reference.strip() == answer.strip():
             return Score(1.0, "math")
         inputs = {"reference": reference, "answer": answer}
-        execution = await self._sandbox.run(_MATH, inputs=inputs, packages=True)
+        execution = await trace.run(
+            self._sandbox, _MATH, name="math_verify", shown=inputs, inputs=inputs, packages=True
+        )
         if execution.status == "limit":
             return Score(0.0, "math", f"not comparable: {execution.error}")
         if execution.status == "failed" or not isinstance(execution.value, dict):
@@ -126,20 +138,23 @@ class Scorer:
             raise GraderError(f"math-verify cannot read the reference {reference!r}", cause="reference")
         return Score(float(execution.value["equal"]), "math")
 
-    async def _code(self, example: Example, answer: str) -> Score:
+    async def _code(self, example: Example, answer: str, trace: Trace) -> Score:
         secret = secrets.token_hex(16)
-        inputs = {**_unit_tests(example, answer), "secret": secret}
-        execution = await self._sandbox.run(_UNIT_TESTS, inputs=inputs, wall_s=self._settings.tests_wall_s)
+        tests = _unit_tests(example, answer)
+        given = {"inputs": {**tests, "secret": secret}, "wall_s": self._settings.tests_wall_s}
+        execution = await trace.run(self._sandbox, _UNIT_TESTS, name="unit_tests", shown=tests, **given)
         if execution.status == "ok" and execution.value == secret:
             return Score(1.0, "unit_tests")
         return Score(0.0, "unit_tests", _why(execution))
 
-    async def _text(self, example: Example, answer: str) -> Score:
+    async def _text(self, example: Example, answer: str, trace: Trace) -> Score:
         if normalise(answer) == normalise(example.ground_truth) != "":
             return Score(1.0, "exact")
         if self._judge is None:
             return Score(token_f1(answer, example.ground_truth), "token_f1")
-        verdict = await self._judge.verdict(question_of(example), example.ground_truth, answer, example.source)
+        verdict = await self._judge.verdict(
+            question_of(example), example.ground_truth, answer, example.source, trace=trace
+        )
         return Score(float(verdict.correct), "judge", verdict.reason)
 
 

@@ -267,8 +267,11 @@ class Run:
         self._client.log_figure(self.id, figure, name)
 
     @_unseeded()
-    def log_rollout_trace(self, rollout: Rollout, step: int) -> str:
-        """Store a rollout as one trace: events as spans, the score as feedback. Returns the trace's id."""
+    def log_rollout_trace(self, rollout: Rollout, step: int, judge: str = "") -> str:
+        """Store a rollout as one trace: events as spans, the score as feedback, `judge` as the source of a verdict.
+
+        Returns the trace's id.
+        """
         import mlflow
 
         events = rollout.events
@@ -291,10 +294,11 @@ class Run:
                 "score": sample.score,
                 "failure": sample.failure,
                 "fault": sample.fault,
+                "reason": rollout.reason,
             },
             end_time_ns=_nanoseconds(ended),
         )
-        _log_feedback(root.trace_id, rollout)
+        _log_feedback(root.trace_id, rollout, judge)
         return root.trace_id
 
     def end(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
@@ -342,23 +346,28 @@ def _log_spans(events: Sequence[Event], root: "LiveSpan") -> None:
 
 def _attributes(event: Event) -> dict[str, Any]:
     read, written = event.prompt_tokens, event.completion_tokens
-    if not read + written:
-        return {"gradeflow.cost": event.cost} if event.cost else {}
+    if event.kind not in {"chat", "policy"}:
+        return {}
     usage = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
-    return {"mlflow.chat.tokenUsage": usage, "gradeflow.cost": event.cost}
+    # Without a cost MLflow would put one there, from its own list of prices.
+    return {
+        "mlflow.chat.tokenUsage": usage,
+        "mlflow.llm.model": event.name,
+        "mlflow.llm.cost": {"total_cost": event.cost},
+    }
 
 
-def _log_feedback(trace_id: str, rollout: Rollout) -> None:
+def _log_feedback(trace_id: str, rollout: Rollout, judge: str) -> None:
     import mlflow
     from mlflow.entities import AssessmentError, AssessmentSource
 
     sample = rollout.sample
-    source = AssessmentSource("LLM_JUDGE" if sample.by == "judge" else "CODE", sample.by or "gradeflow")
+    by_judge = sample.by == "judge"
+    source = AssessmentSource("LLM_JUDGE" if by_judge else "CODE", (by_judge and judge) or sample.by or "gradeflow")
+    said: dict[str, Any] = {"value": sample.score, "rationale": rollout.reason or None}
     if sample.score is None:
-        fault = AssessmentError(error_code=sample.fault or "unknown")
-        mlflow.log_feedback(trace_id=trace_id, name="score", error=fault, source=source)
-    else:
-        mlflow.log_feedback(trace_id=trace_id, name="score", value=sample.score, source=source)
+        said = {"error": AssessmentError(sample.fault or "unknown", rollout.reason or None)}
+    mlflow.log_feedback(trace_id=trace_id, name="score", source=source, **said)
 
 
 @contextmanager

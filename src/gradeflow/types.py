@@ -129,15 +129,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One episode of the policy on one example: what it wrote, what that did, and what it was worth."""
+    """One episode of the policy on one example: what it wrote, what that did, what it was worth, and why."""
 
     example: Example
     turns: tuple[Turn, ...]
     sample: Sample
     events: tuple[Event, ...]
-
-    @property
-    def outcome(self) -> Outcome:
-        if self.sample.score is None:
-            return Abstained(self.sample.fault or "unknown")
-        return Score(self.sample.score, self.sample.by)
+    reason: str = ""

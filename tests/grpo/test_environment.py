@@ -48,6 +48,41 @@ def test_a_right_answer_scores_one_and_says_what_was_called(folder: Path) -> Non
     assert [event.kind for event in graded.events] == ["workflow", "operator", "chat", "sandbox", "score"]
 
 
+def tree(graded: Graded) -> list[tuple[str, str | None]]:
+    """Each event's kind, and that of the one above it."""
+    kinds = [event.kind for event in graded.events]
+    return [(event.kind, None if event.parent is None else kinds[event.parent]) for event in graded.events]
+
+
+def test_the_judge_s_calls_are_below_the_score(folder: Path) -> None:
+    verdict = "<analysis>Another port.</analysis><true_false>False</true_false>"
+    graded = grade(folder, fixed.program("Custom"), example("places"), ["somewhere", "hm", verdict])
+    assert tree(graded) == [
+        ("workflow", None), ("operator", "workflow"), ("chat", "operator"),
+        ("score", None), ("chat", "score"), ("chat", "score"),
+    ]  # fmt: skip
+    assert graded.events[-1].outputs["text"] == verdict
+    assert graded.events[3].outputs == {"value": 0.0, "by": "judge", "reason": "Another port."}
+    assert graded.reason == "Another port."
+
+
+def test_what_happened_before_a_fault_is_kept_with_its_reason(folder: Path) -> None:
+    replies = [ProviderError("down", cause="unreachable")] * 2
+    graded = grade(folder, fixed.program("Custom"), example("places"), replies)
+    assert tree(graded) == [("workflow", None), ("operator", "workflow"), ("chat", "operator")]
+    assert graded.events[-1].outputs == {"error": "ProviderError: down"}
+    assert graded.reason == "down"
+
+
+def test_unit_tests_are_a_run_below_the_score(folder: Path) -> None:
+    question = example("functions")
+    reply = f"```python\n{question.problem}{question.ground_truth}\n```"
+    graded = grade(folder, fixed.program("CustomCodeGenerate"), question, [reply])
+    assert tree(graded)[-2:] == [("score", None), ("sandbox", "score")]
+    assert (graded.sample.score, graded.events[-1].name) == (1.0, "unit_tests")
+    assert "secret" not in graded.events[-1].inputs
+
+
 def test_a_wrong_answer_scores_zero_without_failure(folder: Path) -> None:
     graded = grade(folder, fixed.program("Custom"), example("word_problems"), ["many"])
     assert (graded.sample.score, graded.sample.failure) == (0.0, None)

@@ -12,8 +12,9 @@ from gradeflow.errors import ProviderError
 from gradeflow.llm import ScriptedClient
 from gradeflow.prompt import Message
 from gradeflow.sandbox import Sandbox
+from gradeflow.trace import Trace
 from gradeflow.types import Event
-from gradeflow.workflow.operators import OPERATORS, Refused, Tools, Trace, describe, unfence
+from gradeflow.workflow.operators import OPERATORS, Refused, Tools, describe, unfence
 
 SETTINGS = params.load(Path(__file__).parents[2] / "params.yaml")
 Replies = Sequence[str | Exception] | Callable[[Sequence[Message]], str]

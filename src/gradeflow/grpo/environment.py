@@ -4,7 +4,6 @@ The same environment grades in training, in validation and in evaluation.
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from gradeflow.params import Params
 from gradeflow.prompt import Prompt
 from gradeflow.sandbox import Sandbox
 from gradeflow.scorer import Scorer, question_of
+from gradeflow.trace import Trace
 from gradeflow.types import Event, Example, Sample, Score
 from gradeflow.workflow import operators
 from gradeflow.workflow.run import run_workflow
@@ -23,9 +23,12 @@ from gradeflow.workflow.run import run_workflow
 
 @dataclass(frozen=True, slots=True)
 class Graded:
+    """`reason` is why the score is what it is, or is none; `cost` is what the executor took, in USD."""
+
     sample: Sample
     events: tuple[Event, ...]
     cost: float
+    reason: str = ""
 
 
 async def require_ready(settings: Params) -> None:
@@ -84,28 +87,23 @@ class WorkflowEnvironment:
             valid=False,
             repeat=repeat,
         )
+        trace = Trace()
         try:
-            run = await run_workflow(completion, example, self.executor, self.sandbox, self._workflow)
+            run = await run_workflow(completion, example, self.executor, self.sandbox, self._workflow, trace)
         except Fault as fault:
-            return Graded(replace(sample, fault=fault.cause), (), 0.0)
+            spent = trace.usage()["total_cost"]
+            return Graded(replace(sample, fault=fault.cause), trace.events, spent, str(fault))
         sample = replace(sample, answer=run.answer, valid=run.valid, operators=run.operators, failure=run.failure)
         if run.failure is not None:
-            return Graded(replace(sample, score=0.0, by="failure"), run.events, run.cost)
-        started, clock = time.time(), time.perf_counter()
-        outcome = await self.scorer.score(example, run.answer)
-        event = Event(
-            kind="score",
-            name="score",
-            started=started,
-            seconds=time.perf_counter() - clock,
-            inputs={"answer": run.answer, "reference": example.ground_truth},
-            outputs={"outcome": repr(outcome)},
-        )
-        events = (*run.events, event)
+            reason = f"{run.failure}: {run.reason}"
+            return Graded(replace(sample, score=0.0, by="failure"), run.events, run.cost, reason)
+        outcome = await self.scorer.score(example, run.answer, trace)
         if isinstance(outcome, Score):
             judged = await self._judged(example, run.answer or "", outcome)
-            return Graded(replace(sample, score=outcome.value, by=outcome.by, judged=judged), events, run.cost)
-        return Graded(replace(sample, fault=outcome.cause), events, run.cost)
+            sample = replace(sample, score=outcome.value, by=outcome.by, judged=judged)
+        else:
+            sample = replace(sample, fault=outcome.cause)
+        return Graded(sample, trace.events, run.cost, outcome.reason)
 
     async def _judged(self, example: Example, answer: str, score: Score) -> bool | None:
         """The verdict behind a score, or beside it: some verified answers are shown to the judge to check it."""

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from gradeflow.errors import SettingsError, TooManyFaults
 from gradeflow.grpo.environment import Graded, WorkflowEnvironment
 from gradeflow.grpo.log_probs import sharing_prompts
 from gradeflow.grpo.sample import sample
-from gradeflow.types import Example, Rollout, Turn
+from gradeflow.types import Event, Example, Rollout, Turn
 from gradeflow.workflow.program import policy_messages
 
 if TYPE_CHECKING:
@@ -235,6 +236,7 @@ class Rollouts:
     def _roll_out(self, examples: Sequence[Example], sizes: Sequence[int], temperature: float) -> list[Group]:
         """A group of rollouts for each example."""
         asked = [self._encode(policy_messages(example, self._workflow)) for example in examples]
+        started, clock = time.time(), time.perf_counter()
         written = sample(
             self._course.model,
             asked,
@@ -245,15 +247,28 @@ class Rollouts:
             top_p=self._settings.top_p,
             top_k=self._settings.top_k,
         )
+        times = started, time.perf_counter() - clock
         texts = self._course.tokenizer.batch_decode(written, skip_special_tokens=True)
         rows = [row for row, size in zip(zip(examples, asked, strict=True), sizes, strict=True) for _ in range(size)]
         pairs = [(text, example) for text, (example, _) in zip(texts, rows, strict=True)]
         with models.leaving_room():
             graded: list[Graded] = self._course.wait(self._course.environment.grade_all(pairs))
         rollouts = iter(
-            [rollout(example, read, ids, one) for (example, read), ids, one in zip(rows, written, graded, strict=True)]
+            [
+                self._rollout(example, read, ids, one, *times)
+                for (example, read), ids, one in zip(rows, written, graded, strict=True)
+            ]
         )
         return [list(itertools.islice(rollouts, size)) for size in sizes]
+
+    def _rollout(
+        self, example: Example, read: list[int], written: list[int], graded: Graded, started: float, seconds: float
+    ) -> Rollout:
+        text = graded.sample.completion
+        turn = Turn(tuple(read), tuple(written), (1,) * len(written), text)
+        asked = {"messages": policy_messages(example, self._workflow)}
+        wrote = Event("policy", "policy", started, seconds, asked, {"text": text}, len(read), len(written))
+        return Rollout(example, (turn,), graded.sample, (*graded.events, wrote), graded.reason)
 
     def _encode(self, prompt: Any) -> list[int]:
         ids = self._course.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
@@ -289,11 +304,6 @@ def _masks(group: Group) -> list[list[int]]:
 
 def _asked(example: Example, workflow: params.Workflow) -> str:
     return policy_messages(example, workflow)[-1]["content"]
-
-
-def rollout(example: Example, prompt_ids: Sequence[int], completion_ids: Sequence[int], graded: Graded) -> Rollout:
-    turn = Turn(tuple(prompt_ids), tuple(completion_ids), (1,) * len(completion_ids), graded.sample.completion)
-    return Rollout(example, (turn,), graded.sample, graded.events)
 
 
 def temperature_at(step: int, settings: params.Train) -> float:

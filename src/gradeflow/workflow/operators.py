@@ -9,18 +9,16 @@ import inspect
 import random
 import re
 import string
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from gradeflow import digest, prompt
 from gradeflow.errors import ProviderError
 from gradeflow.llm import ChatClient
 from gradeflow.sandbox import Execution, Sandbox
-from gradeflow.types import Event
+from gradeflow.trace import Trace
 from gradeflow.workflow import public_tests
 
 PROGRAMMER_TRIES = 3
@@ -66,65 +64,6 @@ class Refused(Exception):  # noqa: N818 - no fault of ours
 
 
 @dataclass(slots=True)
-class Span:
-    """What is filled in while an event lasts."""
-
-    index: int
-    outputs: Mapping[str, Any] = field(default_factory=dict)
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0
-
-
-class Trace:
-    """Events in the order in which they began. Only chat events carry tokens and cost: they add up."""
-
-    def __init__(self) -> None:
-        self._events: list[Event | None] = []
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        return tuple(event for event in self._events if event is not None)
-
-    def usage(self) -> dict[str, float]:
-        """The summary that AFlow's `llm.get_usage_summary()` gives, for everything traced so far."""
-        chats = [event for event in self.events if event.kind == "chat"]
-        return {
-            "total_input_tokens": sum(event.prompt_tokens for event in chats),
-            "total_output_tokens": sum(event.completion_tokens for event in chats),
-            "total_cost": sum(event.cost for event in chats),
-            "call_count": len(chats),
-        }
-
-    @contextmanager
-    def span(
-        self,
-        kind: Literal["workflow", "operator", "chat", "sandbox"],
-        name: str,
-        inputs: Mapping[str, Any],
-        parent: int | None = None,
-    ) -> Iterator[Span]:
-        span = Span(len(self._events))
-        self._events.append(None)
-        started, clock = time.time(), time.perf_counter()
-        try:
-            yield span
-        finally:
-            self._events[span.index] = Event(
-                kind,
-                name,
-                started,
-                time.perf_counter() - clock,
-                inputs,
-                span.outputs,
-                span.prompt_tokens,
-                span.completion_tokens,
-                span.cost,
-                parent,
-            )
-
-
-@dataclass(slots=True)
 class Budget:
     """What one workflow may take of the executor, 0 for no limit; `overspent` says of what it took more.
 
@@ -152,39 +91,29 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What an operator works with; `parent` is the event of the call that it serves.
-
-    `problem` is what was asked, whatever the workflow makes of it: its docstring has the public tests.
+    """What an operator works with; `problem` is what was asked, whatever the workflow makes of it: its docstring has
+    the public tests.
     """
 
     client: ChatClient
     sandbox: Sandbox
     trace: Trace
-    parent: int | None = None
     problem: str = ""
     budget: Budget = field(default_factory=Budget)
 
     async def ask(self, content: str, *, temperature: float | None = None, seed: int | None = None) -> str:
         self.budget.require()
-        messages = prompt.user(content)
-        with self.trace.span("chat", self.client.model, {"messages": messages}, self.parent) as span:
-            try:
-                reply = await self.client.chat(messages, temperature=temperature, seed=seed)
-            except ProviderError as error:
-                if error.cause == "too_long":  # the workflow made it so
-                    raise Refused(str(error)) from None
-                raise
-            span.outputs = {"text": reply.text, "finish_reason": reply.finish_reason}
-            span.prompt_tokens, span.completion_tokens = reply.prompt_tokens, reply.completion_tokens
-            span.cost = reply.cost
+        try:
+            reply = await self.trace.chat(self.client, prompt.user(content), temperature=temperature, seed=seed)
+        except ProviderError as error:
+            if error.cause == "too_long":  # the workflow made it so
+                raise Refused(str(error)) from None
+            raise
         self.budget.charge(self.trace.usage())
         return reply.text
 
     async def execute(self, code: str, inputs: Mapping[str, Any] | None = None) -> Execution:
-        with self.trace.span("sandbox", "run", {"code": code, **(inputs or {})}, self.parent) as span:
-            execution = await self.sandbox.run(code, inputs=inputs)
-            span.outputs = {"status": execution.status, "value": execution.value, "error": execution.error}
-        return execution
+        return await self.trace.run(self.sandbox, code, shown={"code": code, **(inputs or {})}, inputs=inputs)
 
 
 async def custom(tools: Tools, input: str, instruction: str) -> dict[str, str]:  # noqa: A002 - AFlow's name

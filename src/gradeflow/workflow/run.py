@@ -14,16 +14,14 @@ from gradeflow import params
 from gradeflow.errors import Fault
 from gradeflow.llm import ChatClient
 from gradeflow.sandbox import Execution, Sandbox
+from gradeflow.trace import Trace
 from gradeflow.types import Event, Example
 from gradeflow.workflow import public_tests
-from gradeflow.workflow.operators import OPERATORS, Budget, Refused, Tools, Trace
+from gradeflow.workflow.operators import OPERATORS, Budget, Refused, Tools
 from gradeflow.workflow.program import FailureClass, Program, ProgramError, parse
 
 Failure = Literal[FailureClass, "runtime", "timeout", "limit", "budget"]
 FAILURES: tuple[Failure, ...] = get_args(Failure)
-
-ROOT = 0
-"""The index of the workflow's own event, the parent of its operator calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,8 @@ class Calls:
         self.tools.budget.require()
         self.names.append(name)
         trace = self.tools.trace
-        with trace.span("operator", name, arguments, self.tools.parent) as span:
-            span.outputs = value = await self._answer(name, replace(self.tools, parent=span.index), arguments)
+        with trace.span("operator", name, arguments) as span:
+            span.outputs = value = await self._answer(name, replace(self.tools, trace=span.trace), arguments)
         return {"value": value, "usage": trace.usage()}
 
     @staticmethod
@@ -84,20 +82,26 @@ class Calls:
 
 
 async def run_workflow(
-    completion: str, example: Example, client: ChatClient, sandbox: Sandbox, settings: params.Workflow
+    completion: str,
+    example: Example,
+    client: ChatClient,
+    sandbox: Sandbox,
+    settings: params.Workflow,
+    trace: Trace | None = None,
 ) -> WorkflowRun:
     """Run what the policy wrote on an example; of the example's `extra` it is given `entry_point` alone.
 
-    The tests that it may see are those in the docstring of the problem itself.
+    The tests that it may see are those in the docstring of the problem itself. A `trace`, given empty, has the events
+    of a run that a fault ends, too.
 
     Raises:
         Fault: the executor or the sandbox broke; the policy is not to blame.
     """
-    trace = Trace()
+    trace = trace or Trace()
     budget = Budget(settings.max_tokens, settings.max_cost)
-    calls = Calls(Tools(client, sandbox, trace, ROOT, example.problem, budget), settings)
     mends: tuple[str, ...] = ()
     with trace.span("workflow", "workflow", {"completion": completion, "example": example.id}) as span:
+        calls = Calls(Tools(client, sandbox, span.trace, example.problem, budget), settings)
         try:
             program = parse(completion, settings.operators)
         except ProgramError as error:
