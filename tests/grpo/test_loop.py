@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from gradeflow import models, sources
+from gradeflow import models, params, sources
 from gradeflow.errors import TooManyFaults
 from gradeflow.grpo import loop
 from gradeflow.grpo.environment import Graded
+from gradeflow.judge import Judge
 from gradeflow.params import Params, Train
 from gradeflow.types import Example, Rollout, Sample
 from support import tiny
@@ -72,6 +73,7 @@ class Grader:
     """A stand-in for the environment: the n-th answer to a question gets the n-th of its scores, None for a fault."""
 
     needs = "judge (http://127.0.0.1:9/v1)"
+    judge = Judge([], params.load(tiny.ROOT / "params.yaml").judge)
 
     def __init__(self, scores: Callable[[Example], Sequence[float | None]]) -> None:
         self._scores = scores
