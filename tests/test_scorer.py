@@ -3,7 +3,10 @@ import gzip
 import json
 import os
 import random
-from collections.abc import Callable, Coroutine
+import re
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from gradeflow.scorer import Scorer, chosen, last_number, normalise, plain_numbe
 from gradeflow.sources import gsm8k, humaneval
 from gradeflow.types import Abstained, Example, Outcome, Score
 
-SETTINGS = params.Scorer(number_tolerance=0.0, tests_wall_s=5.0, judge_text=True)
+SETTINGS = params.Scorer(number_tolerance=0.0, tests_wall_s=5.0, judge="text")
 JUDGE = params.Judge(
     models=["judge"],
     votes=1,
@@ -49,13 +52,15 @@ def judge(*replies: str | Exception) -> Judge:
     return Judge([ScriptedClient(replies)], JUDGE)
 
 
-def score(example: Example, *answers: str | None, judge: Judge | None = None, **changes: Any) -> Any:
-    """The outcome of one answer, or the outcomes of several."""
+def score(
+    example: Example, *answers: str | None, judge: Judge | None = None, decides: str = "text", **changes: Any
+) -> Any:
+    """The outcome of one answer, or the outcomes of several; the judge `decides` as settings say."""
 
     async def work() -> list[Outcome]:
         sandbox = Sandbox(SANDBOX)
         try:
-            scorer = Scorer(SETTINGS.model_copy(update=changes), sandbox, judge)
+            scorer = Scorer(SETTINGS.model_copy(update={"judge": decides, **changes}), sandbox, judge)
             return [await scorer.score(example, answer) for answer in answers]
         finally:
             await sandbox.close()
@@ -298,6 +303,22 @@ def test_mathematics_beyond_numbers_is_compared_by_its_value() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        (
+            r"2\sqrt{3}",
+            [r"\sqrt{12}", r"So it is $\boxed{2\sqrt{3}}$.", r"thus \(\sqrt{12}\)"],
+            ["2", "3", r"$\sqrt{6}$"],
+        ),
+        ("x + 1", ["1 + x", r"$\boxed{x+1}$"], ["1", "x", "The answer is 1"]),
+    ],
+)
+def test_an_expression_is_read_as_a_whole(reference: str, right: list[str], wrong: list[str]) -> None:
+    outcomes = score(math(reference), *right, *wrong)
+    assert [outcome.value for outcome in outcomes] == [1.0] * len(right) + [0.0] * len(wrong)
+
+
 def test_a_reference_that_nobody_can_read_is_a_fault() -> None:
     assert score(math(" "), "4").cause == "reference"
 
@@ -327,11 +348,20 @@ def test_a_judge_that_fails_or_does_not_decide_is_no_score() -> None:
     assert score(text(), "Holm", judge=judge("well", "")).cause == "no_verdict"
 
 
-@pytest.mark.parametrize("changes", [{"judge_text": False}, {}])
-def test_without_a_judge_text_is_measured_by_its_tokens(changes: dict[str, Any]) -> None:
-    given = judge() if changes else None
-    outcome = score(text("Port Arden"), "She lives in Port Arden", judge=given, **changes)
+@pytest.mark.parametrize(("given", "decides"), [(judge(), "never"), (None, "text"), (None, "always")])
+def test_without_a_judge_text_is_measured_by_its_tokens(given: Judge | None, decides: str) -> None:
+    outcome = score(text("Port Arden"), "She lives in Port Arden", judge=given, decides=decides)
     assert (outcome.value, outcome.by) == (pytest.approx(4 / 7), "token_f1")
+
+
+@pytest.mark.parametrize("example", [math("3"), math(r"\frac{1}{2}"), text(), choice(), ADD])
+def test_a_judge_that_decides_always_takes_the_place_of_verifiers(example: Example) -> None:
+    """Of an equal answer, too, and of one that a verifier would call wrong; an empty one it is not shown."""
+    given = judge(NO, YES, "hm", "hm")
+    equal, other, undecided, empty = score(example, example.ground_truth, "?", "?", "", judge=given, decides="always")
+    assert (equal, other) == (Score(0.0, "judge", "another"), Score(1.0, "judge", "the same"))
+    assert undecided.cause == "no_verdict"
+    assert empty.by == "empty"
 
 
 def test_token_f1_is_squads() -> None:
@@ -342,17 +372,18 @@ def test_token_f1_is_squads() -> None:
     assert token_f1("port port", "port") == pytest.approx(2 / 3)
 
 
-def version(judge: Judge | None = None, **changes: Any) -> str:
-    return Scorer(SETTINGS.model_copy(update=changes), Sandbox(SANDBOX), judge).version
+def version(judge: Judge | None = None, decides: str = "text", **changes: Any) -> str:
+    return Scorer(SETTINGS.model_copy(update={"judge": decides, **changes}), Sandbox(SANDBOX), judge).version
 
 
 def test_the_version_names_all_that_a_score_rests_on() -> None:
     plain = version()
-    assert plain.startswith("gradeflow-scorer/2+")
+    assert plain.startswith("gradeflow-scorer/3+")
     assert plain == version()
     other = Judge([ScriptedClient([], model="another")], JUDGE)
     assert len({plain, version(judge()), version(other), version(number_tolerance=0.01)}) == 4
-    assert version(judge(), judge_text=False) == version(judge_text=False)
+    assert len({version(judge(), decides) for decides in ("text", "always", "never")}) == 3
+    assert version(judge(), "never") == version(None, "never")
 
 
 DATA = os.environ.get("GRADEFLOW_DATA", "")
@@ -364,20 +395,71 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in content.splitlines()]
 
 
-@with_data
-@pytest.mark.parametrize("answered", [lambda example: example.ground_truth, lambda example: example.extra["solution"]])
-def test_gsm8k_references_are_right_and_perturbed_ones_wrong(answered: Callable[[Example], str]) -> None:
-    examples = [gsm8k.example(row) for row in _lines(Path(DATA) / "gsm8k" / "test.jsonl")]
+def _swapped(number: str) -> str | None:
+    """With the first two neighbouring digits that differ changed round."""
+    pair = re.search(r"(\d)(?!\1)(\d)", number)
+    return pair and f"{number[: pair.start()]}{pair[2]}{pair[1]}{number[pair.end() :]}"
 
-    async def total(perturb: Callable[[str], str]) -> float:
+
+def _moved(number: str) -> str | None:
+    """With the decimal point one place further left."""
+    return f"{float(number) / 10!r}" if float(number) else None
+
+
+WRONG: dict[str, Callable[[str], str | None]] = {
+    "one more": lambda number: str(Decimal(number) + 1),
+    "another sign": lambda number: str(-Decimal(number)) if Decimal(number) else None,
+    "digits swapped": _swapped,
+    "point moved": _moved,
+    "a digit more": lambda number: f"{number}{'.' if '.' not in number else ''}5",
+}
+FORMS: dict[str, Callable[[Example, str], str]] = {
+    "alone": lambda _, number: number,
+    "with its unit": lambda _, number: f"{number} dollars",
+    "with a sign of money": lambda _, number: f"${number}",
+    "in a sentence": lambda _, number: f"With 3 steps of 4, the answer is {number}.",
+    "boxed": lambda _, number: rf"So it is \boxed{{{number}}}, not 7",
+    "after the reference's own steps": lambda example, number: (
+        f"{example.extra['solution'].rpartition('####')[0]}#### {number}"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def gsm8k_examples() -> list[Example]:
+    files = [Path(DATA) / "gsm8k" / f"{split}.jsonl" for split in ("train", "test")]
+    examples = [gsm8k.example(row) for file in files for row in _lines(file)]
+    assert len(examples) == 8792
+    return examples
+
+
+def _values(pairs: Iterable[tuple[Example, str]]) -> Counter[float]:
+    """How often each score is given; numbers need neither sandbox nor judge."""
+
+    async def work() -> Counter[float]:
         scorer = Scorer(SETTINGS, BrokenSandbox(SANDBOX), None)
-        outcomes = [await scorer.score(example, perturb(answered(example))) for example in examples]
-        return sum(outcome.value for outcome in outcomes if isinstance(outcome, Score))
+        outcomes = [await scorer.score(example, answer) for example, answer in pairs]
+        return Counter(outcome.value for outcome in outcomes)
 
-    assert len(examples) == 1319
-    assert _run(total(lambda answer: answer)) == 1319
-    assert _run(total(lambda answer: f"{answer}1")) == 0
-    assert _run(total(lambda answer: f"{answer}.5")) == 0
+    return asyncio.run(work())
+
+
+@with_data
+@pytest.mark.parametrize("form", FORMS)
+def test_every_reference_of_gsm8k_is_right(form: str, gsm8k_examples: list[Example]) -> None:
+    pairs = ((example, FORMS[form](example, example.ground_truth)) for example in gsm8k_examples)
+    assert _values(pairs) == {1.0: 8792}
+    assert _values((example, example.extra["solution"]) for example in gsm8k_examples) == {1.0: 8792}
+
+
+@with_data
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_every_changed_reference_of_gsm8k_is_wrong(wrong: str, form: str, gsm8k_examples: list[Example]) -> None:
+    changed = [(example, WRONG[wrong](example.ground_truth)) for example in gsm8k_examples]
+    pairs = [(example, FORMS[form](example, number)) for example, number in changed if number is not None]
+    assert len(pairs) > 6000
+    assert _values(pairs) == {0.0: len(pairs)}
 
 
 @with_data

@@ -149,7 +149,9 @@ class Sandbox(Section):
 class Scorer(Section):
     number_tolerance: float = setting("relative tolerance between numbers; 0 compares as GSM8K does", ge=0, lt=1)
     tests_wall_s: float = setting("seconds for one row's unit tests", gt=0)
-    judge_text: bool = setting("free text goes to the judge; otherwise token F1")
+    judge: Literal["text", "always", "never"] = setting(
+        "what the judge decides: free text, all answers in place of verifiers, or nothing (free text by token F1)"
+    )
 
 
 class Workflow(Section):

@@ -1,6 +1,7 @@
 """The one scorer: reward, validation and evaluation call the same object, and its version is on every run.
 
-Numbers, choices and unit tests are verified; free text goes to the judge, or is measured by token F1.
+Numbers, choices and unit tests are verified; free text goes to the judge, or is measured by token F1. Where
+`scorer.judge` says `always`, the judge decides all.
 
 Unit tests run in the answer's own interpreter. An answer that ends it early, or reports a result of its own,
 fails; one whose objects equal everything, or that searches the frames of the interpreter, may still pass.
@@ -23,7 +24,7 @@ from gradeflow.sandbox import Execution, Sandbox
 from gradeflow.trace import Trace
 from gradeflow.types import Abstained, Example, Outcome, Score
 
-NAME = "gradeflow-scorer/2"
+NAME = "gradeflow-scorer/3"
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(
@@ -69,7 +70,9 @@ import harness
 from math_verify import parse, verify
 
 def read(text):
-    return parse(text) or parse(f"${text}$")
+    if any(mark in text for mark in ("$", r"\boxed", r"\(", r"\[")):
+        return parse(text)
+    return parse(f"${text}$") or parse(text)  # bare, 2\sqrt{3} would be read as 2
 
 reference = read(harness.inputs["reference"])
 harness.result({"readable": bool(reference), "equal": verify(reference, read(harness.inputs["answer"]))})
@@ -80,7 +83,7 @@ class Scorer:
     def __init__(self, settings: params.Scorer, sandbox: Sandbox, judge: Judge | None) -> None:
         self._settings = settings
         self._sandbox = sandbox
-        self._judge = judge if settings.judge_text else None
+        self._judge = judge if settings.judge != "never" else None
         rests_on = {"settings": settings.model_dump(mode="json"), "judge": self._judge and self._judge.version}
         self.version = f"{NAME}+{digest.of_json(rests_on)[:12]}"
 
@@ -102,6 +105,8 @@ class Scorer:
     async def _score(self, example: Example, answer: str, trace: Trace) -> Score:
         if not answer.strip():
             return Score(0.0, "empty", "no answer")
+        if self._judge is not None and self._settings.judge == "always":
+            return await self._verdict(self._judge, example, answer, trace)
         match example.kind:
             case "math":
                 return await self._math(example, answer, trace)
@@ -152,9 +157,11 @@ class Scorer:
             return Score(1.0, "exact")
         if self._judge is None:
             return Score(token_f1(answer, example.ground_truth), "token_f1")
-        verdict = await self._judge.verdict(
-            question_of(example), example.ground_truth, answer, example.source, trace=trace
-        )
+        return await self._verdict(self._judge, example, answer, trace)
+
+    @staticmethod
+    async def _verdict(judge: Judge, example: Example, answer: str, trace: Trace) -> Score:
+        verdict = await judge.verdict(question_of(example), example.ground_truth, answer, example.source, trace=trace)
         return Score(float(verdict.correct), "judge", verdict.reason)
 
 
@@ -219,7 +226,8 @@ def chosen(answer: str, texts: Mapping[str, str]) -> str | None:
         rf"(?i:\b(?:answer|option|choice)(?:\s+is)?)\s*:?\s*[(\[]?({labels})\b",
         rf"(?:^|(?<=\s))[(\[]?({labels})[)\].:]+(?=\s|$)",
     )
-    by_text = [label for label, text in texts.items() if normalise(text) == normalise(plain) != ""]
+    said = normalise(plain)
+    by_text = [label for label, text in texts.items() if normalise(text) == said != ""]
     for found in (by_text, *(re.findall(form, plain) for form in forms)):
         if found:
             return found[0] if len(set(found)) == 1 else None
