@@ -13,17 +13,8 @@ from gradeflow.llm import Reply, ScriptedClient
 from gradeflow.llm.openai import OpenAIClient
 from gradeflow.prompt import Message
 from support.chat_server import ChatServer
+from support.judges import JUDGE
 
-SETTINGS = params.Judge(
-    models=["judge"],
-    votes=1,
-    temperature=0.0,
-    structured=True,
-    prompts={},
-    longest_answer=400,
-    audit_share=0.0,
-    max_false_positives=0.2,
-)
 YES = "<analysis>Both name Paris.</analysis><true_false>True</true_false>"
 NO = "<analysis>Rome is not Paris.</analysis><true_false>False</true_false>"
 
@@ -33,7 +24,7 @@ def reply(text: str, finish_reason: str = "stop") -> Reply:
 
 
 def judged(client: ScriptedClient, answer: str = "Paris", reference: str = "paris") -> Verdict:
-    return asyncio.run(Judge([client], SETTINGS).verdict("What is the capital of France?", reference, answer))
+    return asyncio.run(Judge([client], JUDGE).verdict("What is the capital of France?", reference, answer))
 
 
 def test_a_verdict_has_its_reason_its_model_and_the_version_of_its_prompt() -> None:
@@ -44,10 +35,10 @@ def test_a_verdict_has_its_reason_its_model_and_the_version_of_its_prompt() -> N
 
 def test_how_a_judge_is_checked_is_no_part_of_its_version() -> None:
     client = ScriptedClient([])
-    checked = SETTINGS.model_copy(update={"audit_share": 0.5, "max_false_positives": 0.1})
-    assert Judge([client], checked).version == Judge([client], SETTINGS).version
-    other = SETTINGS.model_copy(update={"votes": 3})
-    assert Judge([client], other).version != Judge([client], SETTINGS).version
+    checked = JUDGE.model_copy(update={"audit_share": 0.5, "max_false_positives": 0.1})
+    assert Judge([client], checked).version == Judge([client], JUDGE).version
+    other = JUDGE.model_copy(update={"votes": 3})
+    assert Judge([client], other).version != Judge([client], JUDGE).version
 
 
 def test_a_judge_reads_the_system_message_and_the_three_values() -> None:
@@ -189,7 +180,7 @@ def test_a_provider_that_fails_keeps_its_cause() -> None:
 
 def panel(*judges: Sequence[str | Exception], **changes: object) -> Verdict:
     clients = [ScriptedClient(replies, model=f"judge-{number}") for number, replies in enumerate(judges)]
-    judge = Judge(clients, SETTINGS.model_copy(update=changes))
+    judge = Judge(clients, JUDGE.model_copy(update=changes))
     return asyncio.run(judge.verdict("What is the capital of France?", "paris", "Paris"))
 
 
@@ -223,7 +214,7 @@ def test_votes_that_are_even_are_no_verdict() -> None:
 def test_votes_of_one_judge_are_different_requests() -> None:
     with ChatServer(lambda messages: YES) as server:
         client = OpenAIClient(params.Model(url=server.url, model="m", cache="", no_proxy=True))
-        judge = Judge([client], SETTINGS.model_copy(update={"votes": 3}))
+        judge = Judge([client], JUDGE.model_copy(update={"votes": 3}))
 
         async def ask() -> None:
             await judge.verdict("Which?", "a", "b")
@@ -278,13 +269,13 @@ def test_a_dataset_can_have_a_prompt_of_its_own(tmp_path: Path) -> None:
     own = tmp_path / "drop.txt"
     own.write_text("{question} / {reference} / {answer}: the same number?")
     client = ScriptedClient([YES, YES])
-    judge = Judge([client], SETTINGS.model_copy(update={"prompts": {"drop": str(own)}}))
+    judge = Judge([client], JUDGE.model_copy(update={"prompts": {"drop": str(own)}}))
     for source in ("drop", "hotpotqa"):
         asyncio.run(judge.verdict("How many?", "2", "two", source))
     first, second = (call[-1]["content"] for call in client.calls)
     assert first == "How many? / 2 / two: the same number?"
     assert second == messages("How many?", "2", "two")[-1]["content"]
-    assert judge.version != Judge([client], SETTINGS).version
+    assert judge.version != Judge([client], JUDGE).version
 
 
 @pytest.mark.parametrize("text", ["{problem}", "{", None])
@@ -293,7 +284,7 @@ def test_a_prompt_that_cannot_be_used_is_named(text: str | None, tmp_path: Path)
     if text is not None:
         file.write_text(text)
     with pytest.raises(SettingsError, match=rf"judge\.prompts: {file}: .*expected a text with {{question}}"):
-        Judge([ScriptedClient([])], SETTINGS.model_copy(update={"prompts": {"drop": str(file)}}))
+        Judge([ScriptedClient([])], JUDGE.model_copy(update={"prompts": {"drop": str(file)}}))
 
 
 FAULTS = ("empty", "null", "refused", "429", "500", "503", "drop", "timeout", "cut", "reasoning", "garbage", "html")
@@ -315,7 +306,7 @@ def test_a_server_that_breaks_often_never_turns_a_verdict_round(share: float, co
 
     async def verdicts(server: ChatServer) -> list[Verdict | BaseException]:
         client = OpenAIClient(settings.model_copy(update={"url": server.url}), backoff_s=0.001)
-        judge = Judge([client], SETTINGS)
+        judge = Judge([client], JUDGE)
         calls = (judge.verdict("Which?", f"{number}", f"{number + number % 2}") for number in range(count))
         given = await asyncio.gather(*calls, return_exceptions=True)
         await client.close()

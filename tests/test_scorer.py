@@ -22,18 +22,9 @@ from gradeflow.sandbox import Sandbox
 from gradeflow.scorer import Scorer, chosen, last_number, normalise, plain_number, token_f1
 from gradeflow.sources import gsm8k, humaneval
 from gradeflow.types import Abstained, Example, Outcome, Score
+from support.judges import JUDGE
 
 SETTINGS = params.Scorer(number_tolerance=0.0, tests_wall_s=5.0, judge="text")
-JUDGE = params.Judge(
-    models=["judge"],
-    votes=1,
-    temperature=0.0,
-    structured=True,
-    prompts={},
-    longest_answer=400,
-    audit_share=0.0,
-    max_false_positives=0.2,
-)
 SANDBOX = params.Sandbox(
     isolation="auto",
     wall_s=20.0,

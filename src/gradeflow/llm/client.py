@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from gradeflow import digest, params
+from gradeflow.errors import ProviderError
 from gradeflow.prompt import Message
 
 RETRY_TEMPERATURE = 0.3
@@ -129,14 +130,25 @@ def request(
 
 
 class Once:
-    """Equal requests in flight share one reply; later ones too, as far back as `keep` replies reach."""
+    """Counts requests. Equal ones in flight share one reply; later ones too, as far back as `keep` replies reach."""
 
     def __init__(self, keep: int = 0) -> None:
+        self.usage = Usage()
         self._keep = keep
         self._kept: dict[str, Reply] = {}
         self._flying: dict[str, asyncio.Task[Reply]] = {}
 
-    async def answer(self, key: str, ask: Callable[[], Awaitable[Reply]]) -> tuple[Reply, bool]:
+    async def answer(self, key: str | None, ask: Callable[[], Awaitable[Reply]]) -> Reply:
+        """The reply to the request with this key; one without is like no other."""
+        try:
+            reply, shared = (await ask(), False) if key is None else await self._shared(key, ask)
+        except ProviderError as error:
+            self.usage.faults[error.cause] += 1
+            raise
+        self.usage.add(reply, shared=shared)
+        return reply
+
+    async def _shared(self, key: str, ask: Callable[[], Awaitable[Reply]]) -> tuple[Reply, bool]:
         """The reply, and whether somebody else had asked for it."""
         if key in self._kept:
             return self._kept[key], True

@@ -12,7 +12,7 @@ from typing import Any
 from gradeflow import params
 from gradeflow.decode import Choose, decode, end_ids, greedy, sampler
 from gradeflow.errors import ProviderError, SetupError
-from gradeflow.llm.client import Once, Reply, Request, Usage, request
+from gradeflow.llm.client import Once, Reply, Request, request
 from gradeflow.prompt import Message
 
 GATHER_S = 0.002
@@ -44,8 +44,8 @@ class LocalClient:
         self.model = settings.model or folder.name
         self._settings = settings
         self._generator = _Generator(folder, settings.top_p)
-        self.usage = Usage()
         self._once = Once(KEPT_REPLIES)
+        self.usage = self._once.usage
         self._thread = ThreadPoolExecutor(1, "gradeflow-local")
         self._waiting: list[_Call] = []
         self._serving: asyncio.Task[None] | None = None
@@ -62,16 +62,8 @@ class LocalClient:
         asked = request(self._settings, messages, temperature, max_tokens, seed)
         if asked.temperature == 0:
             asked = replace(asked, seed=None)
-        try:
-            if asked.repeatable:
-                reply, shared = await self._once.answer(asked.key(None), lambda: self._generate(asked))
-            else:
-                reply, shared = await self._generate(asked), False
-        except ProviderError as error:
-            self.usage.faults[error.cause] += 1
-            raise
-        self.usage.add(reply, shared=shared)
-        return reply
+        key = asked.key(None) if asked.repeatable else None
+        return await self._once.answer(key, lambda: self._generate(asked))
 
     async def close(self) -> None:
         await self._once.close()

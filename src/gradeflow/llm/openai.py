@@ -13,7 +13,7 @@ from typing import Any
 from gradeflow import params
 from gradeflow.errors import FINAL, ProviderError, SettingsError
 from gradeflow.llm.cache import Cache
-from gradeflow.llm.client import Once, Reply, Request, Usage, request
+from gradeflow.llm.client import Once, Reply, Request, request
 from gradeflow.llm.pace import Pace
 from gradeflow.prompt import Message
 from gradeflow.redact import redact
@@ -64,7 +64,6 @@ class OpenAIClient:
         import openai
 
         self.model = settings.model
-        self.usage = Usage()
         self.pace = Pace(settings.concurrency)
         self._settings = settings
         self._key = _key(settings)
@@ -77,6 +76,7 @@ class OpenAIClient:
             http_client=openai.DefaultAsyncHttpxClient(trust_env=not settings.no_proxy),
         )
         self._once = Once()
+        self.usage = self._once.usage
         self._cache = Cache(Path(settings.cache)) if settings.cache else None
         self._window = _Window(self._client, settings)
         self._unsupported: frozenset[str] = frozenset()
@@ -91,17 +91,10 @@ class OpenAIClient:
         schema: Mapping[str, Any] | None = None,
     ) -> Reply:
         asked = request(self._settings, messages, temperature, max_tokens, seed, schema)
-        try:
-            if asked.repeatable:
-                key = asked.key([self._settings.url, self.model, self._settings.top_p])
-                reply, shared = await self._once.answer(key, lambda: self._recall(key, asked))
-            else:
-                reply, shared = await self._persist(asked), False
-        except ProviderError as error:
-            self.usage.faults[error.cause] += 1
-            raise
-        self.usage.add(reply, shared=shared)
-        return reply
+        if not asked.repeatable:
+            return await self._once.answer(None, lambda: self._persist(asked))
+        key = asked.key([self._settings.url, self.model, self._settings.top_p])
+        return await self._once.answer(key, lambda: self._recall(key, asked))
 
     async def close(self) -> None:
         await self._once.close()
