@@ -2,14 +2,18 @@
 
     python perf/llm.py
 
-The server is a stand-in in this process: so long a call, 429 beyond its limit. The ideal is calls / limit x latency.
+The server is a stand-in in a process of its own: so long a call, 429 beyond its limit. The ideal is calls / limit x
+latency. Before the clock starts each client has made one call.
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
 import time
 from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
+from typing import Any
 
 from gradeflow import params
 from gradeflow.llm.openai import OpenAIClient
@@ -17,13 +21,20 @@ from gradeflow.prompt import user
 
 
 class Server:
-    """An OpenAI-compatible server in this event loop; `most` may change while it runs."""
+    """An OpenAI-compatible server that takes `most` calls at once, and after `falls[0]` of them only `falls[1]`."""
 
-    def __init__(self, latency_s: float, most: int) -> None:
+    def __init__(self, latency_s: float, most: int, falls: tuple[int, int] | None) -> None:
         self.latency_s = latency_s
         self.most = most
-        self.now = self.peak = self.served = self.refused = 0
-        self.falls: tuple[int, int] | None = None  # after so many, so few at once
+        self.falls = falls
+        self.now = self.served = self.refused = 0
+
+    async def run(self, parent: Connection) -> None:
+        """Tell `parent` the port, and once it asks, how many calls were refused."""
+        listening = await asyncio.start_server(self.answer, "127.0.0.1", 0, backlog=1024)
+        parent.send(listening.sockets[0].getsockname()[1])
+        await asyncio.to_thread(parent.recv)
+        parent.send(self.refused)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -50,7 +61,6 @@ class Server:
             self.refused += 1
             return 429, {"error": {"message": "busy"}}
         self.now += 1
-        self.peak = max(self.peak, self.now)
         try:
             await asyncio.sleep(self.latency_s)
         finally:
@@ -65,15 +75,24 @@ class Server:
         return 200, made | {"choices": [choice], "usage": usage}
 
 
-async def timed(server: Server, calls: int, ask: Callable[[str, int], Awaitable[object]]) -> tuple[float, int]:
-    """Seconds for all calls, and how many failed."""
-    listening = await asyncio.start_server(server.answer, "127.0.0.1", 0, backlog=1024)
-    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
+def serve(parent: Connection, *server: Any) -> None:
+    asyncio.run(Server(*server).run(parent))
+
+
+async def timed(calls: int, ask: Callable[[str, int], Awaitable[object]], *server: Any) -> tuple[float, int, int]:
+    """Seconds for all calls, how many failed, and how many the server refused."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=[there, *server], daemon=True)
+    process.start()
+    url = f"http://127.0.0.1:{here.recv()}/v1"
+    await ask(url, -1)
     began = time.perf_counter()
     found = await asyncio.gather(*(ask(url, number) for number in range(calls)), return_exceptions=True)
     seconds = time.perf_counter() - began
-    listening.close()
-    return seconds, sum(isinstance(one, Exception) for one in found)
+    here.send("how many were refused?")
+    refused = here.recv()
+    process.kill()
+    return seconds, sum(isinstance(one, Exception) for one in found), refused
 
 
 def ours(most: int) -> Callable[[str, int], Awaitable[object]]:
@@ -123,11 +142,9 @@ async def main() -> None:
         ("the official client, limit falls to 8 midway", official(given.limit), (given.calls // 2, 8)),
         ("ours, limit falls to 8 midway", ours(256), (given.calls // 2, 8)),
     ):
-        server = Server(given.latency, given.limit)
-        server.falls = falls
         best = given.latency * given.calls / 2 * (1 / given.limit + 1 / 8) if falls else ideal
-        seconds, failed = await timed(server, given.calls, ask)
-        print(f"{name:52}{seconds:9.1f}{seconds / best:10.2f}{failed:8}{server.refused:9}")
+        seconds, failed, refused = await timed(given.calls, ask, given.latency, given.limit, falls)
+        print(f"{name:52}{seconds:9.1f}{seconds / best:10.2f}{failed:8}{refused:9}")
 
 
 if __name__ == "__main__":

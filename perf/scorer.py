@@ -113,7 +113,7 @@ KINDS: tuple[tuple[str, str, int, Callable[[], Grade]], ...] = (
     ("choice", "lm-eval's regex filter", 2000, lm_eval_choice),
     ("token F1", "transformers' SQuAD", 2000, squad_f1),
     ("tests", "subprocess", 80, subprocess_tests),
-    ("expression", "TRL's accuracy_reward", 40, trl_expression),
+    ("expression", "TRL's accuracy_reward", 400, trl_expression),
 )
 
 

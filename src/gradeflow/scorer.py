@@ -19,6 +19,7 @@ from typing import Any
 
 from gradeflow import digest, params
 from gradeflow.errors import Fault, GraderError
+from gradeflow.expressions import Expressions
 from gradeflow.judge import Judge
 from gradeflow.sandbox import Execution, Sandbox
 from gradeflow.trace import Trace
@@ -65,24 +66,12 @@ def _grade(inputs, hand_over):
 _grade(harness.inputs, harness.result)
 """
 
-_MATH = r"""
-import harness
-from math_verify import parse, verify
-
-def read(text):
-    if any(mark in text for mark in ("$", r"\boxed", r"\(", r"\[")):
-        return parse(text)
-    return parse(f"${text}$") or parse(text)  # bare, 2\sqrt{3} would be read as 2
-
-reference = read(harness.inputs["reference"])
-harness.result({"readable": bool(reference), "equal": verify(reference, read(harness.inputs["answer"]))})
-"""
-
 
 class Scorer:
     def __init__(self, settings: params.Scorer, sandbox: Sandbox, judge: Judge | None) -> None:
         self._settings = settings
         self._sandbox = sandbox
+        self._expressions = Expressions(sandbox)
         self._judge = judge if settings.judge != "never" else None
         rests_on = {"settings": settings.model_dump(mode="json"), "judge": self._judge and self._judge.version}
         self.version = f"{NAME}+{digest.of_json(rests_on)[:12]}"
@@ -128,20 +117,16 @@ class Scorer:
         return Score(float(equal), "number")
 
     async def _expression(self, reference: str, answer: str, trace: Trace) -> Score:
-        """LaTeX and the like, by math-verify; in the sandbox, since 9^9^9^9 would keep it busy for ever."""
         if reference.strip() == answer.strip():
             return Score(1.0, "math")
-        inputs = {"reference": reference, "answer": answer}
-        execution = await trace.run(
-            self._sandbox, _MATH, name="math_verify", shown=inputs, inputs=inputs, packages=True
-        )
-        if execution.status == "limit":
-            return Score(0.0, "math", f"not comparable: {execution.error}")
-        if execution.status == "failed" or not isinstance(execution.value, dict):
-            raise GraderError(f"math-verify crashed: {execution.error}", cause="math_verify")
-        if not execution.value["readable"]:
+        with trace.span("sandbox", "math_verify", {"reference": reference, "answer": answer}) as span:
+            comparison = await self._expressions.compare(reference, answer)
+            span.outputs = asdict(comparison)
+        if comparison.limit:
+            return Score(0.0, "math", f"not comparable: {comparison.limit}")
+        if not comparison.readable:
             raise GraderError(f"math-verify cannot read the reference {reference!r}", cause="reference")
-        return Score(float(execution.value["equal"]), "math")
+        return Score(float(comparison.equal), "math")
 
     async def _code(self, example: Example, answer: str, trace: Trace) -> Score:
         secret = secrets.token_hex(16)

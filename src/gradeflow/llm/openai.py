@@ -126,7 +126,8 @@ class OpenAIClient:
                             raise self._give_up(troubles) from None
                         if trouble.cause in _UNUSABLE:
                             asked = asked.varied(tries)
-                        await asyncio.sleep(max(trouble.wait_s, self._backoff(1 if trouble.busy else tries)))
+                        refused = len(troubles) - tries
+                        await asyncio.sleep(max(trouble.wait_s, self._backoff(refused - 1 if trouble.busy else tries)))
         except TimeoutError:
             late = TryError("deadline", f"no reply within {self._settings.deadline_s:g} s")
             raise self._give_up(troubles or [late]) from None

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-START = 32
+START = 64
 HOLD = 2
 """After a step back, so many rounds pass before the next step up."""
 GAIN = 1.05

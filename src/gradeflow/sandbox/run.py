@@ -138,8 +138,8 @@ class Sandbox:
             interpreter.kill()
         while self._ready:
             await self._ready.pop().bury()
-        while self._tasks:
-            await asyncio.gather(*self._tasks)
+        while self._live or self._tasks:
+            await (asyncio.gather(*self._tasks) if self._tasks else asyncio.sleep(0.002))
 
     async def _hold(
         self, interpreter: Interpreter, job: Mapping[str, Any], handler: Handler | None, wall_s: float
