@@ -265,6 +265,13 @@ def test_an_answer_too_long_to_be_one_is_wrong_and_not_read() -> None:
     assert "600 characters" in verdict.reason
 
 
+@pytest.mark.parametrize("answer", [":", "- ...", "**", "```\n```"])
+def test_an_answer_without_a_letter_or_digit_is_wrong_and_not_read(answer: str) -> None:
+    verdict = judged(ScriptedClient([]), answer)
+    assert (verdict.correct, verdict.votes, verdict.reason) == (False, 0, "an answer without a letter or a digit")
+    assert judged(ScriptedClient([YES]), answer, reference="...").correct
+
+
 def test_a_dataset_can_have_a_prompt_of_its_own(tmp_path: Path) -> None:
     own = tmp_path / "drop.txt"
     own.write_text("{question} / {reference} / {answer}: the same number?")

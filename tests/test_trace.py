@@ -33,7 +33,7 @@ def test_a_call_is_recorded_with_its_reply_tokens_and_cost() -> None:
     asyncio.run(trace.chat(ScriptedClient([Reply("yes", 10, 5, "stop", "m", 0.1, 0.25)]), user("?")))
     (event,) = trace.events
     assert (event.kind, event.name, event.inputs) == ("chat", "scripted", {"messages": user("?")})
-    assert event.outputs == {"text": "yes", "finish_reason": "stop"}
+    assert event.outputs == {"text": "yes", "finish_reason": "stop", "tries": 1, "cached": False}
     assert trace.usage() == {
         "total_input_tokens": 10, "total_output_tokens": 5, "total_cost": 0.25, "call_count": 1,
     }  # fmt: skip

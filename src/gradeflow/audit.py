@@ -291,7 +291,7 @@ def label(example: Example, sample: Sample) -> bool | None:
 class Alarm:
     """How often the judge has lately called an answer right that is wrong for certain."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: Judge | None) -> None:
         self._judge = judge
         self._steps: deque[list[Rollout]] = deque(maxlen=WINDOW_STEPS)
 
@@ -307,8 +307,11 @@ class Alarm:
 
     def check(self) -> None:
         """Raises AuditError where even the lower bound is above `judge.max_false_positives`."""
-        found, limit = self._rate(), self._judge.settings.max_false_positives
-        if found.n < LEAST_CHECKED or found.low <= limit:
+        found = self._rate()
+        if self._judge is None or found.n < LEAST_CHECKED:
+            return
+        limit = self._judge.settings.max_false_positives
+        if found.low <= limit:
             return
         one = next(one for step in reversed(self._steps) for one in step if one.sample.judged)
         raise AuditError(

@@ -27,6 +27,7 @@ from gradeflow.errors import JudgeError, TooManyFaults
 from gradeflow.grpo import environment as environments
 from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.sample import complete, policy_prompts
+from gradeflow.judge import Judge
 from gradeflow.params import Params
 from gradeflow.types import KINDS, Example, Sample
 from gradeflow.workflow import fixed, operators
@@ -105,7 +106,9 @@ def measure(params: Params, environment: WorkflowEnvironment, runner: asyncio.Ru
         samples = [one.sample for one in runner.run(environment.grade_all(pairs))]
         found |= _accuracies(f"executor/{operator}", samples)
     found |= _as_policy(params, held_out, environment, runner)
-    return found | runner.run(_as_judge(environment, 4 * params.base.measure))
+    if environment.judge is not None:
+        found |= runner.run(_as_judge(environment.judge, 4 * params.base.measure))
+    return found
 
 
 def _as_policy(
@@ -148,8 +151,7 @@ def _first_operator(text: str) -> str:
     return min(called)[1] if called else ""
 
 
-async def _as_judge(environment: WorkflowEnvironment, count: int) -> dict[str, float]:
-    judge = environment.judge
+async def _as_judge(judge: Judge, count: int) -> dict[str, float]:
     rng = random.Random(HELD_OUT)
     cases = [
         curriculum.case(example, rng) for example in itertools.islice(sources.made("places", "test", HELD_OUT), count)
@@ -197,4 +199,5 @@ def show(found: dict[str, float]) -> None:
     console.print(table)
     uses = ", ".join(f"{name} {found[f'policy/uses/{name}']:.0%}" for name in fixed.OPERATORS)
     console.print(f"workflows that parse: {found['policy/valid_share']:.1%}; they use {uses}")
-    console.print(f"judge: {found['judge/accuracy']:.1%} right, no verdict {found['judge/no_verdict_share']:.1%}")
+    if "judge/accuracy" in found:
+        console.print(f"judge: {found['judge/accuracy']:.1%} right, no verdict {found['judge/no_verdict_share']:.1%}")

@@ -134,7 +134,7 @@ def write(
         jsonl.write(out / "samples" / f"{names.get(name, name)}.jsonl", (sample.to_row() for sample in found))
     results = {
         "scorer": environment.scorer.version,
-        "judge": {"model": environment.judge.model, "prompt": environment.judge.prompt_version},
+        "judge": {"model": judge.model, "prompt": judge.prompt_version} if (judge := environment.judge) else {},
         "base": {
             "name": identity.name,
             "revision": identity.revision,

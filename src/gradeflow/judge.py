@@ -72,6 +72,7 @@ class Judge:
             }
         )[:12]
         self.prompt_version = prompt.load("judge").version
+        self.most_seeds = 2 * settings.votes  # that one verdict takes: a reply without one is asked for once more
 
     async def verdict(
         self,
@@ -93,8 +94,7 @@ class Judge:
         """
         asked = self._prompts.get(source, prompt.load("judge"))
         model, version = self.model, asked.version
-        if len(answer) > self.settings.longest_answer:
-            reason = f"an answer of {len(answer)} characters; judge.longest_answer is {self.settings.longest_answer}"
+        if reason := self._unasked(reference, answer):
             return Verdict(correct=False, reason=reason, model=model, prompt_version=version, votes=0)
         values = (question, reference, answer)
         ballots = [
@@ -115,6 +115,14 @@ class Judge:
             if isinstance(fault, BaseException):
                 raise fault
         raise JudgeError(f"judge {model}: {len(votes)} votes, as many for as against", cause="tie")
+
+    def _unasked(self, reference: str, answer: str) -> str:
+        """Why an answer is wrong whatever a model would say of it: some call `:` right (arXiv 2507.08794)."""
+        if len(answer) > self.settings.longest_answer:
+            return f"an answer of {len(answer)} characters; judge.longest_answer is {self.settings.longest_answer}"
+        if any(map(str.isalnum, reference)) and not any(map(str.isalnum, answer)):
+            return "an answer without a letter or a digit"
+        return ""
 
     async def _vote(
         self, client: ChatClient, number: int, asked: prompt.Prompt, values: tuple[str, str, str], trace: Trace

@@ -25,7 +25,7 @@ from gradeflow.sandbox import Execution, Sandbox
 from gradeflow.trace import Trace
 from gradeflow.types import Abstained, Example, Outcome, Score
 
-NAME = "gradeflow-scorer/3"
+NAME = "gradeflow-scorer/4"
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(
@@ -76,26 +76,29 @@ class Scorer:
         rests_on = {"settings": settings.model_dump(mode="json"), "judge": self._judge and self._judge.version}
         self.version = f"{NAME}+{digest.of_json(rests_on)[:12]}"
 
-    async def score(self, example: Example, answer: str | None, trace: Trace | None = None) -> Outcome:
+    async def score(
+        self, example: Example, answer: str | None, trace: Trace | None = None, attempt: int = 0
+    ) -> Outcome:
         """The answer's score; Abstained when a fault stood in the way. No answer is the policy's own zero.
 
-        How it came about, down to the judge's calls, is in `trace`.
+        How it came about, down to the judge's calls, is in `trace`. After an abstention another `attempt` asks the
+        judge anew: the replies of the first are kept.
         """
         outcome: Outcome
         inputs = {"answer": answer, "reference": example.ground_truth}
         with (trace or Trace()).span("score", "score", inputs) as span:
             try:
-                outcome = await self._score(example, answer or "", span.trace)
+                outcome = await self._score(example, answer or "", span.trace, attempt)
             except Fault as fault:
                 outcome = Abstained(fault.cause, str(fault))
             span.outputs = asdict(outcome)
         return outcome
 
-    async def _score(self, example: Example, answer: str, trace: Trace) -> Score:
+    async def _score(self, example: Example, answer: str, trace: Trace, attempt: int) -> Score:
         if not answer.strip():
             return Score(0.0, "empty", "no answer")
         if self._judge is not None and self._settings.judge == "always":
-            return await self._verdict(self._judge, example, answer, trace)
+            return await self._judge_says(self._judge, example, answer, trace, attempt)
         match example.kind:
             case "math":
                 return await self._math(example, answer, trace)
@@ -104,7 +107,7 @@ class Scorer:
             case "code":
                 return await self._code(example, answer, trace)
             case "text":
-                return await self._text(example, answer, trace)
+                return await self._text(example, answer, trace, attempt)
 
     async def _math(self, example: Example, answer: str, trace: Trace) -> Score:
         reference = plain_number(example.ground_truth)
@@ -137,16 +140,17 @@ class Scorer:
             return Score(1.0, "unit_tests")
         return Score(0.0, "unit_tests", _why(execution))
 
-    async def _text(self, example: Example, answer: str, trace: Trace) -> Score:
+    async def _text(self, example: Example, answer: str, trace: Trace, attempt: int) -> Score:
         if normalise(answer) == normalise(example.ground_truth) != "":
             return Score(1.0, "exact")
         if self._judge is None:
             return Score(token_f1(answer, example.ground_truth), "token_f1")
-        return await self._verdict(self._judge, example, answer, trace)
+        return await self._judge_says(self._judge, example, answer, trace, attempt)
 
     @staticmethod
-    async def _verdict(judge: Judge, example: Example, answer: str, trace: Trace) -> Score:
-        verdict = await judge.verdict(question_of(example), example.ground_truth, answer, example.source, trace=trace)
+    async def _judge_says(judge: Judge, example: Example, answer: str, trace: Trace, attempt: int) -> Score:
+        asked = question_of(example), example.ground_truth, answer, example.source
+        verdict = await judge.verdict(*asked, first_seed=attempt * judge.most_seeds, trace=trace)
         return Score(float(verdict.correct), "judge", verdict.reason)
 
 

@@ -79,7 +79,12 @@ class Trace:
     async def chat(self, client: ChatClient, messages: Sequence[Message], **asked: Any) -> Reply:
         with self.span("chat", client.model, {"messages": messages}) as span:
             reply = await client.chat(messages, **asked)
-            span.outputs = {"text": reply.text, "finish_reason": reply.finish_reason}
+            span.outputs = {
+                "text": reply.text,
+                "finish_reason": reply.finish_reason,
+                "tries": reply.tries,
+                "cached": reply.cached,
+            }
             span.prompt_tokens, span.completion_tokens = reply.prompt_tokens, reply.completion_tokens
             span.cost = reply.cost
         return reply

@@ -129,7 +129,8 @@ class Watcher:
         rows = [rollout_row(rollout) for group in groups for rollout in group]
         self.run.log_table(f"rollouts/step_{number:06d}.json", rows[: self.params.train.log_rollouts])
         for group in groups[: self.params.train.trace_rollouts]:
-            self.run.log_rollout_trace(group[0], number, self.course.environment.judge.model)
+            judge = self.course.environment.judge
+            self.run.log_rollout_trace(group[0], number, judge.model if judge else "")
 
     def catch_up(self) -> int:
         """Drop a checkpoint that was cut off while it was written, validate one that has not been; returns its step."""

@@ -90,7 +90,7 @@ def test_no_reply_comes_from_the_cache() -> None:
         (
             lenient,
             [
-                "text: calls the canary ':' right (3 of 3)",
+                "text: calls the canary 'Solution' right (3 of 3)",
                 "of the wrong answers right; judge.max_false_positives is 20%",
             ],
         ),
@@ -112,7 +112,7 @@ def test_numbers_and_choices_count_where_the_judge_is_shown_them_in_training(
 ) -> None:
     with ChatServer(lambda asked: NO if "Where" in asked[-1]["content"] else YES) as server:
         run(server.url)
-        assert "math, which it is not asked about: calls the canary ':' right" in capsys.readouterr().out
+        assert "math, which it is not asked about: calls the canary 'Solution' right" in capsys.readouterr().out
         with pytest.raises(AuditError, match=r"fails its audit: math, choice$"):
             run(server.url, "--judge.audit_share", "0.05")
 
@@ -120,8 +120,7 @@ def test_numbers_and_choices_count_where_the_judge_is_shown_them_in_training(
 def test_a_judge_that_mostly_says_nothing_has_not_passed(capsys: pytest.CaptureFixture[str]) -> None:
     with ChatServer(lambda _: "hm") as server, pytest.raises(AuditError):
         run(server.url)
-    assert "text: leaves 100%" in capsys.readouterr().out
-    assert "audit/text/accuracy" not in newest().data.metrics
+    assert "text: leaves 85%" in capsys.readouterr().out  # the others need no reply: they have no letter
 
 
 def test_a_judge_that_is_not_there_is_named_before_a_run_is_opened() -> None:

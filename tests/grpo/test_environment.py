@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from gradeflow import sources
-from gradeflow.errors import ProviderError
-from gradeflow.grpo.environment import Graded, WorkflowEnvironment
+from gradeflow.errors import ProviderError, SettingsError
+from gradeflow.grpo.environment import Graded, WorkflowEnvironment, asked
 from gradeflow.llm import ScriptedClient
 from gradeflow.types import Example, Sample
 from gradeflow.workflow import fixed
@@ -144,6 +144,43 @@ def test_the_same_grading_again_asks_no_model_and_gives_the_same_samples(folder:
     assert {sample.by for sample in first} == {"judge"}
     assert (spent["llm/base/hits"], saved["llm/base/hits"]) == (0, asked)
     assert saved["llm/base/tries"] == saved["llm/base/cost"] == 0
+
+
+def test_a_retry_meets_no_reply_that_was_kept_for_the_judge(folder: Path, tmp_path: Path) -> None:
+    judged = []
+
+    def reply(messages: list[dict[str, str]]) -> str:
+        if messages[0]["role"] != "system":
+            return "in some port"
+        judged.append(messages)
+        return "<true_false>True</true_false>" if len(judged) == 3 else "I cannot tell."
+
+    async def run(url: str) -> Sample:
+        settings = tiny.settings(
+            folder,
+            models__base__url=url,
+            models__base__model="stand-in",
+            models__base__cache=tmp_path / "replies",
+            train__fault_retries=1,
+        )
+        environment = WorkflowEnvironment(settings)
+        try:
+            return (await environment.grade(fixed.program("Custom"), example("places"))).sample
+        finally:
+            await environment.close()
+
+    with ChatServer(reply) as server:
+        sample = asyncio.run(run(server.url))
+    assert (sample.score, sample.by, len(judged)) == (1.0, "judge", 3)
+
+
+def test_without_a_judge_none_is_connected_or_asked_to_be_ready(folder: Path) -> None:
+    changes = {"models__other__url": "http://127.0.0.1:9/v1", "models__other__api_key_env": "NOT_SET"}
+    settings = tiny.settings(folder, judge__models="[other]", scorer__judge="never", **changes)
+    assert asked(settings) == ["base"]
+    assert WorkflowEnvironment(settings).judge is None
+    with pytest.raises(SettingsError, match="NOT_SET"):
+        WorkflowEnvironment(tiny.settings(folder, judge__models="[other]", judge__audit_share=0.1, **changes))
 
 
 def test_a_text_s_verdict_is_beside_its_score(folder: Path) -> None:

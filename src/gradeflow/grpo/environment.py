@@ -37,8 +37,13 @@ async def require_ready(settings: Params) -> None:
 
 
 def asked(settings: Params) -> list[str]:
-    """The names of the models that execute and judge."""
-    return list(dict.fromkeys([settings.workflow.executor, *settings.judge.models]))
+    """The names of the models that execute, and that judge if any does."""
+    judges = settings.judge.models if _has_judge(settings) else []
+    return list(dict.fromkeys([settings.workflow.executor, *judges]))
+
+
+def _has_judge(settings: Params) -> bool:
+    return settings.scorer.judge != "never" or settings.judge.audit_share > 0
 
 
 def prompts(settings: Params) -> list[Prompt]:
@@ -56,7 +61,8 @@ class WorkflowEnvironment:
         self.clients = llm.Clients(settings.models, base)
         self.executor = self.clients[settings.workflow.executor]
         self.sandbox = Sandbox(settings.sandbox)
-        self.judge = Judge([self.clients[name] for name in settings.judge.models], settings.judge)
+        judges = [self.clients[name] for name in settings.judge.models] if _has_judge(settings) else []
+        self.judge = Judge(judges, settings.judge) if judges else None
         self.scorer = Scorer(settings.scorer, self.sandbox, self.judge)
         self.needs = f"{', '.join(f'{name} ({url})' for name, url in urls.items())} and sandbox"
         self._workflow = settings.workflow
@@ -65,8 +71,8 @@ class WorkflowEnvironment:
 
     async def grade(self, completion: str, example: Example, repeat: int = 0) -> Graded:
         """Grade one completion; a fault is tried again, and leaves the sample without a score at the end."""
-        for _ in range(self._tries):
-            graded = await self._grade(completion, example, repeat)
+        for attempt in range(self._tries):
+            graded = await self._grade(completion, example, repeat, attempt)
             if graded.sample.score is not None:
                 break
         return graded
@@ -74,7 +80,7 @@ class WorkflowEnvironment:
     async def grade_all(self, pairs: Sequence[tuple[str, Example]]) -> list[Graded]:
         return list(await asyncio.gather(*(self.grade(completion, example) for completion, example in pairs)))
 
-    async def _grade(self, completion: str, example: Example, repeat: int) -> Graded:
+    async def _grade(self, completion: str, example: Example, repeat: int, attempt: int) -> Graded:
         sample = Sample(
             example_id=example.id,
             example_digest=digest.of_json(example.to_row())[:16],
@@ -97,7 +103,7 @@ class WorkflowEnvironment:
         if run.failure is not None:
             reason = f"{run.failure}: {run.reason}"
             return Graded(replace(sample, score=0.0, by="failure"), run.events, run.cost, reason)
-        outcome = await self.scorer.score(example, run.answer, trace)
+        outcome = await self.scorer.score(example, run.answer, trace, attempt)
         if isinstance(outcome, Score):
             judged = await self._judged(example, run.answer or "", outcome)
             sample = replace(sample, score=outcome.value, by=outcome.by, judged=judged)
@@ -109,8 +115,9 @@ class WorkflowEnvironment:
         """The verdict behind a score, or beside it: some verified answers are shown to the judge to check it."""
         if score.by == "judge":
             return score.value == 1
-        is_verified = score.by in {"number", "math", "choice"}
-        if is_verified and audit.is_drawn(self.judge.settings.audit_share, self._seed, example.id, answer):
+        if self.judge is None or score.by not in {"number", "math", "choice"}:
+            return None
+        if audit.is_drawn(self.judge.settings.audit_share, self._seed, example.id, answer):
             with suppress(Fault):
                 asked = question_of(example), example.ground_truth, answer, example.source
                 return (await self.judge.verdict(*asked)).correct
