@@ -37,6 +37,7 @@ class FailingJudge:
 
     def __init__(self, judge: Any, arm: Arm, share: float, seed: int) -> None:
         self.version = f"failing {judge.version}"
+        self.most_seeds = judge.most_seeds
         self._judge = judge
         self._arm = arm
         self._share = share

@@ -375,3 +375,17 @@ def test_a_closed_sandbox_refuses() -> None:
 
     with pytest.raises(SandboxError, match="closed"):
         in_sandbox(late)
+
+
+def test_close_ends_runs_that_are_busy_wait_for_their_host_or_for_their_turn() -> None:
+    async def never(*_: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def use(sandbox: Sandbox) -> list[Any]:
+        codes = ["import harness\nharness.call('wait')", "while True: pass", "while True: pass", "pass"]
+        runs = [asyncio.create_task(sandbox.run(code, handler=never)) for code in codes]
+        await asyncio.sleep(0.5)
+        await asyncio.wait_for(sandbox.close(), 5)
+        return await asyncio.gather(*runs, return_exceptions=True)
+
+    assert [type(ended) for ended in in_sandbox(use)] == [SandboxError] * 4

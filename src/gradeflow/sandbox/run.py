@@ -122,23 +122,26 @@ class Sandbox:
         """
         await self._prepare()
         async with _Slot(self._slots) as slot:
+            self._require_open()
             interpreter = await self._take(code, folder, packages=packages)
             try:
                 job = self._job(code, inputs or {}, memory_mb)
                 lending = slot.lending(handler) if handler else None
-                return await self._hold(interpreter, job, lending, wall_s or self._settings.wall_s)
+                execution = await self._hold(interpreter, job, lending, wall_s or self._settings.wall_s)
+                self._require_open()  # what `close` has ended is no ending of the code
+                return execution
             finally:
                 self._live.discard(interpreter)
                 await self._put_away(interpreter)
 
     async def close(self) -> None:
-        """End what runs and what waits. A run in flight raises SandboxError."""
+        """End what runs and what waits. A run in flight, or one that waits for its turn, raises SandboxError."""
         self._closed = True
-        for interpreter in [*self._ready, *self._live]:
-            interpreter.kill()
         while self._ready:
             await self._ready.pop().bury()
         while self._live or self._tasks:
+            for interpreter in self._live:
+                interpreter.kill()
             await (asyncio.gather(*self._tasks) if self._tasks else asyncio.sleep(0.002))
 
     async def _hold(
@@ -177,13 +180,16 @@ class Sandbox:
         return self.layer == "bubblewrap" and release >= [5, 14]
 
     async def _prepare(self) -> None:
-        if self._closed:
-            raise SandboxError("this sandbox is closed", cause="sandbox")
+        self._require_open()
         if self.layer:
             return
         async with self._testing:
             if not self.layer:
                 self.layer = await _choose(self._settings)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SandboxError("this sandbox is closed", cause="sandbox")
 
     async def _take(self, code: str, folder: Path | None, *, packages: bool) -> Interpreter:
         place = self._place(code, folder, packages=packages)
