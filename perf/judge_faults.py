@@ -114,7 +114,7 @@ def main() -> None:
                 found[arm] += samples
                 kinds = ", ".join(f"{kind} {accuracy(samples, kind):.0%}" for kind in sorted({s.kind for s in samples}))
                 said = f"{arm}, seed {seed}: held-out {accuracy(samples):.1%} ({kinds})"
-                print(f"\r{said}, {time.monotonic() - began:.0f} s")
+                print(f"\r{said}, {time.monotonic() - began:.0f} s", flush=True)
     clean = found["no faults"]
     for arm in arms[1:]:
         pairs = zip(found[arm], clean, strict=True)

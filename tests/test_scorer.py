@@ -349,9 +349,7 @@ def test_without_a_judge_text_is_measured_by_its_tokens(given: Judge | None, dec
 def test_a_judge_that_decides_always_takes_the_place_of_verifiers(example: Example) -> None:
     """Of an equal answer, too, and of one that a verifier would call wrong; an empty one it is not shown."""
     given = judge(NO, YES, "hm", "hm")
-    equal, other, undecided, empty = score(
-        example, example.ground_truth, "no", "no", "", judge=given, decides="always"
-    )
+    equal, other, undecided, empty = score(example, example.ground_truth, "no", "no", "", judge=given, decides="always")
     assert (equal, other) == (Score(0.0, "judge", "another"), Score(1.0, "judge", "the same"))
     assert undecided.cause == "no_verdict"
     assert empty.by == "empty"

@@ -1,176 +1,125 @@
-"""Mix datasets: convert, drop duplicates, keep the splits apart, and draw by exact shares.
+"""Mix datasets: drop duplicates and what gives evaluation questions away, and draw by exact shares.
 
 The same raw files and settings give the same bytes on every machine.
 """
 
+import csv
 import json
-import random
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gradeflow import digest, jsonl, sources
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from rich.progress import Progress
+
+from gradeflow import jsonl
 from gradeflow.dataset import NAMES
 from gradeflow.errors import DataError
+from gradeflow.mixing import scan
+from gradeflow.mixing.parallel import each
+from gradeflow.mixing.pool import Pool
+from gradeflow.mixing.quota import shares
+from gradeflow.mixing.scan import SPLITS, Raw
 from gradeflow.params import Mix, Params
-from gradeflow.types import Example, Split
+from gradeflow.types import Split
 
-# What a duplicate in two splits is kept for: held-out questions win over training rows.
-ORDER: tuple[Split, ...] = ("test", "validation", "train")
 # How the statistics call the splits.
 SHORT: Mapping[Split, str] = {"train": "train", "validation": "val", "test": "test"}
-Pools = dict[Split, dict[str, list[Example]]]
+BLOCK = 10_000
+"""Rows that are written at once."""
+
+Chosen = Mapping[Split, NDArray[np.int64]]
 
 
 def main(params: Params, *, raw: Path, out: Path) -> None:
     """Mix the datasets that mix.weights names into train, validation and test sets."""
     settings = params.mix
-    loaded = {name: load(name, raw / f"{name}.jsonl") for name in settings.weights}
-    pools, dropped = separate(loaded)
+    names = dict.fromkeys([*settings.weights, *settings.protect])
+    raws = [Raw(name, at, raw / f"{name}.jsonl", name in settings.weights) for at, name in enumerate(names)]
     sizes: dict[Split, int] = {
         "train": settings.target_train_size,
         "validation": settings.target_val_size,
         "test": settings.target_test_size,
     }
-    chosen = {split: draw(pools[split], size, settings, split) for split, size in sizes.items()}
-    _require_rows(chosen, loaded, settings, raw)
-    for split, name in NAMES.items():
-        jsonl.write(out / name, (example.to_row() for example in chosen[split]))
-    report = statistics(chosen, pools, dropped, settings)
+    with Progress() as progress:
+        pool = Pool(raws, settings, progress)
+        chosen = {split: pool.draw(split, size) for split, size in sizes.items()}
+        _require_rows(pool, chosen, settings, raw)
+        for split, name in NAMES.items():
+            rows = pool.entries[chosen[split]]
+            blocks = [rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK)]
+            with jsonl.whole(out / name) as file:
+                file.writelines(each(_lines, blocks, raws, progress, f"mix  {name}"))
+    jsonl.write(out / "removed.jsonl", (asdict(removal) for removal in pool.removals()))
+    report = statistics(pool, chosen, raws, settings)
     with jsonl.whole(out / "dataset_stats.json") as file:
         file.write(json.dumps(report, indent=2) + "\n")
+    with jsonl.whole(out / "mixture.csv") as file:
+        csv.writer(file, lineterminator="\n").writerows(_mixture(pool, chosen))
     for split, name in NAMES.items():
-        types = Counter(example.problem_type for example in chosen[split])
-        print(f"{out / name}: {len(chosen[split])} rows", dict(sorted(types.items())))
+        print(f"{out / name}: {len(chosen[split])} rows", report[f"{SHORT[split]}_distribution"])
+    for said in _shortfalls(report, settings, sizes):
+        print(said)
 
 
-def _require_rows(
-    chosen: Mapping[Split, Sequence[Example]],
-    loaded: Mapping[str, Sequence[tuple[Split, Example]]],
-    settings: Mix,
-    raw: Path,
-) -> None:
-    for split, examples in chosen.items():
-        if not examples:
-            types = {example.problem_type for rows in loaded.values() for own, example in rows if own == split}
+def _lines(rows: NDArray[Any], raws: Sequence[Raw]) -> str:
+    return "".join(
+        orjson.dumps(example.to_row(), option=orjson.OPT_APPEND_NEWLINE).decode() for example in scan.read(raws, rows)
+    )
+
+
+def _require_rows(pool: Pool, chosen: Chosen, settings: Mix, raw: Path) -> None:
+    for split in SPLITS:
+        if not len(chosen[split]):
+            types = pool.count(np.flatnonzero(pool.entries["split"] == SPLITS.index(split)))
             raise DataError(
                 f"{raw}: no {split} rows to draw: mix.type_ratios names {', '.join(settings.type_ratios)}; "
-                f"the {split} rows of {', '.join(loaded)} are {', '.join(sorted(types)) or 'none'}"
+                f"the {split} rows of {', '.join(settings.weights)} are {', '.join(sorted(types)) or 'none'}"
             )
 
 
-def load(name: str, path: Path) -> list[tuple[Split, Example]]:
-    """The rows of one raw file, converted; a source without validation rows lends a tenth of its training rows."""
-    convert = sources.load(name).example
-    found: list[tuple[Split, Example]] = []
-    for number, row in enumerate(_rows(path), start=1):
-        split = row.pop("split", None)
-        if split not in NAMES:
-            raise DataError(f"{path}, line {number}: field split: {split!r} is none of {', '.join(NAMES)}")
-        try:
-            found.append((split, convert(row)))
-        except DataError as error:
-            raise DataError(f"{path}, line {number}: {error}") from None
-    if any(split == "validation" for split, _ in found):
-        return found
-    return [("validation" if split == "train" and _tenth(example) else split, example) for split, example in found]
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        yield from jsonl.read(path)
-    except DataError as error:
-        raise DataError(f"{error}; `dvc repro` makes it anew") from None
-
-
-def _tenth(example: Example) -> bool:
-    return sources.split_of(example.problem) == "validation"
-
-
-def separate(loaded: Mapping[str, Sequence[tuple[Split, Example]]]) -> tuple[Pools, Counter[str]]:
-    """Pools by split and source without any question twice, counted by the split that lost it."""
-    seen: set[str] = set()
-    dropped: Counter[str] = Counter()
-    pools: Pools = {split: {name: [] for name in loaded} for split in ORDER}
-    for split in ORDER:
-        for name, rows in loaded.items():
-            for own, example in rows:
-                if own != split:
-                    continue
-                key = normalised(example.problem)
-                if key in seen:
-                    dropped[split] += 1
-                else:
-                    seen.add(key)
-                    pools[split][name].append(example)
-    return pools, dropped
-
-
-def normalised(problem: str) -> str:
-    return digest.of_bytes(re.sub(r"\s+", " ", problem.strip().casefold()).encode())
-
-
-def draw(pool: Mapping[str, Sequence[Example]], size: int, settings: Mix, split: Split) -> list[Example]:
-    """`size` examples: exact shares by problem type, then by weight within a type; small training sets whole."""
-    by_type: dict[str, dict[str, Sequence[Example]]] = defaultdict(dict)
-    for name, examples in pool.items():
-        if examples:
-            by_type[examples[0].problem_type][name] = examples
-    ratios = {str(kind): ratio for kind, ratio in settings.type_ratios.items() if kind in by_type}
-    chosen: list[Example] = []
-    for kind, quota in shares(ratios, size).items():
-        weights = {name: settings.weights[name] for name in by_type[kind]}
-        for name, count in shares(weights, quota).items():
-            examples = by_type[kind][name]
-            small = split == "train" and len(examples) < settings.keep_small_threshold
-            chosen += _sample(examples, len(examples) if small else min(count, len(examples)), settings.seed)
-    random.Random(settings.seed).shuffle(chosen)
-    return chosen
-
-
-def _sample(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-    ordered = sorted(examples, key=lambda example: example.id)
-    return random.Random(seed).sample(ordered, count)
-
-
-def shares(weights: Mapping[str, float], total: int) -> dict[str, int]:
-    """`total` divided by weight, exactly, by largest remainder; ties go to the earlier name."""
-    whole = sum(weights.values())
-    exact = {name: total * weight / whole for name, weight in weights.items()}
-    counts = {name: int(share) for name, share in exact.items()}
-    rest = sorted(exact, key=lambda name: (counts[name] - exact[name], name))
-    for name in rest[: total - sum(counts.values())]:
-        counts[name] += 1
-    return counts
-
-
-def statistics(
-    chosen: Mapping[Split, Sequence[Example]], pools: Pools, dropped: Mapping[str, int], settings: Mix
-) -> dict[str, Any]:
+def statistics(pool: Pool, chosen: Chosen, raws: Sequence[Raw], settings: Mix) -> dict[str, Any]:
+    """What was drawn, under the original's names, and what was there and went."""
     report: dict[str, Any] = {}
     for split, short in SHORT.items():
-        types = _counts(example.problem_type for example in chosen[split])
+        counts, size = pool.count(chosen[split]), len(chosen[split])
+        types = {kind: sum(by_source.values()) for kind, by_source in sorted(counts.items())}
         report |= {
-            f"{short}_size": len(chosen[split]),
+            f"{short}_size": size,
             f"{short}_distribution": types,
-            f"{short}_ratios": {name: count / len(chosen[split]) for name, count in types.items()},
-            f"{short}_sources": _counts(example.source for example in chosen[split]),
+            f"{short}_ratios": {kind: count / size for kind, count in types.items()},
+            f"{short}_sources": dict(sorted(_by_source(counts).items())),
         }
-    names = list(pools["train"])
+    left = {short: _by_source(pool.count(pool.left(split))) for split, short in SHORT.items()}
     report["dataset_stats"] = {
-        name: {
-            "train": len(pools["train"][name]),
-            "val": len(pools["validation"][name]),
-            "test": len(pools["test"][name]),
-        }
-        for name in names
+        raw.name: {short: counts[raw.name] for short, counts in left.items()} for raw in raws if raw.is_mixed
     }
-    report["duplicates_dropped"] = {split: dropped.get(split, 0) for split in ORDER}
+    report["removed"] = pool.removed()
     report["config"] = settings.model_dump(mode="json")
     return report
 
 
-def _counts(values: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(values).items()))
+def _by_source(counts: Mapping[str, Mapping[str, int]]) -> Counter[str]:
+    return sum((Counter(by_source) for by_source in counts.values()), Counter())
+
+
+def _mixture(pool: Pool, chosen: Chosen) -> Iterator[tuple[object, ...]]:
+    yield "split", "type", "source", "rows"
+    for split, indices in chosen.items():
+        for kind, by_source in sorted(pool.count(indices).items()):
+            for source, rows in sorted(by_source.items()):
+                yield split, kind, source, rows
+
+
+def _shortfalls(report: Mapping[str, Any], settings: Mix, sizes: Mapping[Split, int]) -> Iterator[str]:
+    """Where a problem type has fewer rows than its share."""
+    ratios = {str(kind): ratio for kind, ratio in settings.type_ratios.items()}
+    for split, short in SHORT.items():
+        for kind, wanted in shares(ratios, sizes[split]).items():
+            if (found := report[f"{short}_distribution"].get(kind, 0)) < wanted:
+                remedy = "; name more datasets, or raise mix.repeat" if split == "train" else ""
+                yield f"{split}: {found} rows of {kind}, where its share is {wanted}{remedy}"

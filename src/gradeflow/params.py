@@ -76,6 +76,15 @@ class Mix(Section):
     target_test_size: Positive = setting("held-out rows, for evaluation and promotion")
     keep_small_threshold: Count = setting("training sets with fewer rows than this are kept whole")
     seed: int = setting("seed of the sampling")
+    caps: dict[str, Positive] = setting("most rows of a source in each split", default={})
+    repeat: Positive = setting("most times a training row is drawn, where its type has too few", default=1)
+    near_duplicates: Share = setting(
+        "similarity (Jaccard, runs of 5 words) from which a later row goes; 0: only equal ones go", default=0.0
+    )
+    decontaminate: bool = setting(
+        "training rows that share 13 words in a row with a validation or test question go", default=True
+    )
+    protect: list[str] = setting("datasets of fetch, not mixed, whose questions are kept out of training", default=[])
 
 
 class Base(Section):
@@ -268,8 +277,9 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _sources_are_known(self) -> "Params":
-        if missing := sorted(set(self.mix.weights) - set(self.fetch)):
-            raise ValueError(f"mix.weights names sources that fetch lacks: {', '.join(missing)}")
+        for name in ("weights", "protect"):
+            if missing := sorted(set(getattr(self.mix, name)) - set(self.fetch)):
+                raise ValueError(f"mix.{name} names sources that fetch lacks: {', '.join(missing)}")
         return self
 
     @model_validator(mode="after")
