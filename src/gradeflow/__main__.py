@@ -114,6 +114,18 @@ get the others; the tracking store; the models, where they are not local; the ba
 Nothing is changed but what a stage would change too: the store and its experiment are made. To try another setting:
 gradeflow doctor --sandbox.isolation landlock --models.base.url http://127.0.0.1:8002/v1""",
     ),
+    "data": Command(
+        "commands.data",
+        "the mixed datasets: `data show` counts rows by source, type and split, and prints some",
+        (),
+        (
+            Input("action", "show", positional=True),
+            Input("split", "whose rows are printed: train, validation or test", "train"),
+            Input("source", "only rows of this dataset", ""),
+            Input("count", "rows to print", 3, kind="int"),
+            Input("seed", "of their choice", 0, kind="int"),
+        ),
+    ),
     "audit": Command(
         "commands.audit",
         "whether the judge can be trusted: `audit judge` asks it about answers that are right or wrong for certain",

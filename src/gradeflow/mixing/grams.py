@@ -23,7 +23,7 @@ def words(text: str) -> list[str]:
 
 
 class Grams:
-    """The 13-grams of texts, each found by its rarest pair of words: most rows have none of those, and are done with."""
+    """The 13-grams of texts, each found by its rarest pair of words: most rows have none of those, and are done."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         told = [words(text) for text in texts]
