@@ -47,15 +47,23 @@ class Pool:
         mixed = [piece for piece in pieces if piece.raw.is_mixed]
         found = [*held, *each(scan.training, mixed, (grams, with_bands), progress, "mix  training questions")]
         entries = np.concatenate([one.entries for one in found])
+        bands = np.concatenate([one.bands for one in found])
+        starts = np.cumsum([0, *(len(one.entries) for one in found)]).tolist()
+        leaks = [
+            (start + place, *leak)
+            for start, one in zip(starts, found, strict=False)
+            for place, leak in one.leaks.items()
+        ]
+        del held, found  # of many rows they take as much room as all that follows
         order = np.lexsort((entries["offset"], entries["source"], entries["split"]))
         self.entries: NDArray[Any] = entries[order]
         self._why = np.zeros(len(order), np.uint8)  # 1 and on: what WHY has there
         self._because = np.full(len(order), -1, np.int64)
         self._shared: dict[int, str | float] = {}
         self._drop_duplicates()
-        self._drop_contaminated(found, np.argsort(order))
+        self._drop_contaminated(leaks, np.argsort(order))
         if with_bands:
-            self._drop_near_duplicates(np.concatenate([one.bands for one in found])[order])
+            self._drop_near_duplicates(bands[order])
 
     def left(self, split: Split) -> NDArray[np.int64]:
         """The entries of a split that are not removed, by their index."""
@@ -128,21 +136,18 @@ class Pool:
 
     def _drop_duplicates(self) -> None:
         order = np.lexsort((self.entries["low"], self.entries["high"]))  # stable: the first of equal ones stays first
-        digests = self.entries[["high", "low"]][order]
-        new = np.r_[True, digests[1:] != digests[:-1]] if len(order) else np.empty(0, bool)
+        new = np.ones(len(order), bool)
+        new[1:] = np.logical_or.reduce([np.diff(self.entries[half][order]) != 0 for half in ("high", "low")])
         first = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
         self._why[order[~new]] = 1 + WHY.index("duplicate")
         self._because[order[~new]] = first[~new]
 
-    def _drop_contaminated(self, found: Sequence[scan.Scanned], now: NDArray[np.int64]) -> None:
-        """`now` says where an entry is that was found at a place. Held-out ones were found first."""
-        start = 0
-        for one in found:
-            for place, (question, shared) in one.leaks.items():
-                index = int(now[start + place])
-                if not self._why[index]:
-                    self._note(index, "contaminated", int(now[question]), shared)
-            start += len(one.entries)
+    def _drop_contaminated(self, leaks: Sequence[tuple[int, int, str]], now: NDArray[np.int64]) -> None:
+        """`leaks` are the places where row and question were found, what they share, and `now` where each is."""
+        for place, question, shared in leaks:
+            index = int(now[place])
+            if not self._why[index]:
+                self._note(index, "contaminated", int(now[question]), shared)
 
     def _drop_near_duplicates(self, bands: NDArray[np.uint64]) -> None:
         made = [raw.number for raw in self._raws if raw.is_made]
