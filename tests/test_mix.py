@@ -20,6 +20,7 @@ WRITTEN = [
     "dataset_stats.json",
     "mixture.csv",
     "removed.jsonl",
+    "README.md",
 ]
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
 
@@ -119,6 +120,15 @@ def test_statistics_are_in_the_original_s_form(tmp_path: Path) -> None:
     assert (out / "mixture.csv").read_text().splitlines()[:3] == [
         "split,type,source,rows", "train,math,gsm8k,20", "train,qa,hotpotqa,30",
     ]  # fmt: skip
+
+
+def test_the_card_names_licences_and_what_went(tmp_path: Path) -> None:
+    out = mixed(tmp_path, {"gsm8k": [*numbers(), number(0)], "word_problems": numbers()}, decontaminate=False)
+    card = (out / "README.md").read_text()
+    assert card.startswith("---\nlicense:\n- mit\n---\n")
+    assert "| word_problems | " in card
+    assert "20 test, 20 validation, 101 train rows" in card  # all of the second dataset, and one of the first
+    assert "| gsm8k | 50 | 5 | 5 |" in card
 
 
 def test_a_type_too_short_is_told_of_and_repeated_by_setting(

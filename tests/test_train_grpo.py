@@ -72,6 +72,7 @@ def test_every_step_is_in_mlflow_under_the_names_that_users_know(trained: tuple[
 def test_the_run_names_data_base_scorer_and_prompts(trained: tuple[Path, Params, str]) -> None:
     _, _, run = trained
     assert set(tracking.read_datasets(run)) == {"train_mixed.jsonl", "val_mixed.jsonl"}
+    assert "dataset/mixture.png" in {file.path for file in mlflow.MlflowClient().list_artifacts(run, "dataset")}
     tags = tracking.read_tags(run)
     assert {"gradeflow.base.digest", "gradeflow.scorer.version", "gradeflow.adapter.digest"} <= set(tags)
     assert {"policy", "judge", "custom", "programmer"} <= set(json.loads(tags["gradeflow.prompts"]))

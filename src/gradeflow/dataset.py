@@ -1,19 +1,25 @@
 """The mixed datasets as DVC knows them: dvc.lock says where a split lies and what it must hold."""
 
 import hashlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gradeflow import jsonl, lineage
 from gradeflow.errors import DataError
 from gradeflow.types import Example, Split
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAMES: Mapping[Split, str] = {
     "train": "train_mixed.jsonl",
     "validation": "val_mixed.jsonl",
     "test": "test_mixed.jsonl",
 }
+DESCRIPTION = ("README.md", "dataset_stats.json", "mixture.csv", "removed.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,30 @@ class Dataset:
     path: Path
     md5: str
     examples: tuple[Example, ...]
+
+
+def described(data: Dataset) -> list[Path]:
+    """What `mix` has written beside the rows: a card, statistics, and what was removed and why."""
+    return [path for name in DESCRIPTION if (path := data.path.with_name(name)).is_file()]
+
+
+def figure(splits: Sequence[Dataset]) -> "Figure":
+    """The share of each source in each split, as bars."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(7, 1 + 0.6 * len(splits)), layout="constrained")
+    axes = drawn.subplots()
+    counts = [Counter(example.source for example in data.examples) for data in splits]
+    ends = [0.0] * len(splits)
+    for source in sorted(set().union(*counts)):
+        shares = [count[source] / max(1, count.total()) for count in counts]
+        axes.barh([data.split for data in splits], shares, left=ends, label=source)
+        ends = [end + share for end, share in zip(ends, shares, strict=True)]
+    axes.set_xlabel("share of rows")
+    axes.set_xlim(0, 1)
+    axes.invert_yaxis()
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return drawn
 
 
 def read(split: Split, root: Path = Path()) -> Dataset:

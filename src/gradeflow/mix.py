@@ -19,7 +19,7 @@ from rich.progress import Progress
 from gradeflow import jsonl
 from gradeflow.dataset import NAMES
 from gradeflow.errors import DataError
-from gradeflow.mixing import scan
+from gradeflow.mixing import card, scan
 from gradeflow.mixing.parallel import each
 from gradeflow.mixing.pool import Pool
 from gradeflow.mixing.quota import shares
@@ -60,6 +60,8 @@ def main(params: Params, *, raw: Path, out: Path) -> None:
         file.write(json.dumps(report, indent=2) + "\n")
     with jsonl.whole(out / "mixture.csv") as file:
         csv.writer(file, lineterminator="\n").writerows(_mixture(pool, chosen))
+    with jsonl.whole(out / "README.md") as file:
+        file.write(card.of(report))
     for split, name in NAMES.items():
         print(f"{out / name}: {len(chosen[split])} rows", report[f"{SHORT[split]}_distribution"])
     for said in _shortfalls(report, settings, sizes):

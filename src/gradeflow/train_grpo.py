@@ -49,6 +49,9 @@ def main(params: Params) -> None:
             registry.record_prompts(run, environments.prompts(params))
             for data in (train, validation):
                 run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
+            for path in dataset.described(train):
+                run.log_artifact(path, "dataset")
+            run.log_figure(dataset.figure([train, validation]), "dataset/mixture.png")
             folder = Path("runs/train_grpo") / run.id
             environment = WorkflowEnvironment(params)
             try:
