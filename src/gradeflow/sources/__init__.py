@@ -1,7 +1,11 @@
 """One file per dataset. A source module has
 
-- `example(row) -> Example`: one row of the published format, converted; DataError says which field is wrong;
-- and, where Gradeflow makes the data itself, `make(random) -> row`: one row in that published format.
+- `example(row) -> Example`: one row of any form in which the dataset is published, converted; DataError says which
+  field is wrong;
+- where the dataset is published, `PUBLISHED`, which says where, and `original(example) -> row`: the row of the
+  original file again;
+- where a published record holds several questions, `rows(record)`: one row for each;
+- where Gradeflow makes the data itself, `make(random) -> row`: one row in a published format.
 
 A row's `split` is set by `fetch`. Adding a dataset is one module here and one line under `fetch` in params.yaml.
 """
@@ -13,20 +17,25 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
 from gradeflow import digest
-from gradeflow.errors import DataError, SettingsError
+from gradeflow.errors import SettingsError
 from gradeflow.types import Example, Split
 
 Row = dict[str, Any]
+# Modules of this package that are no datasets.
+PARTS = {"fields", "published"}
 
 
 class SourceModule(Protocol):
     def example(self, row: Mapping[str, Any]) -> Example: ...
 
 
+def known() -> list[str]:
+    return sorted({module.name for module in pkgutil.iter_modules(__path__)} - PARTS)
+
+
 def load(name: str) -> SourceModule:
-    known = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    if name not in known:
-        raise SettingsError(f"fetch.{name}: no such dataset; known: {', '.join(known)}")
+    if name not in known():
+        raise SettingsError(f"fetch.{name}: no such dataset; known: {', '.join(known())}")
     return cast("SourceModule", importlib.import_module(f"{__name__}.{name}"))
 
 
@@ -68,15 +77,6 @@ def made_rows(name: str, split: Split, seed: int) -> Iterator[Row]:
         seen.add(problem)
         repeats = 0
         yield {**row, "split": split}
-
-
-def text(row: Mapping[str, Any], *keys: str) -> str:
-    """The first of `keys` that the row has, as text that is not empty."""
-    for key in keys:
-        value = row.get(key)
-        if isinstance(value, str) and value.strip():
-            return value
-    raise DataError(f"field {' or '.join(keys)}: missing or empty")
 
 
 def identify(source: str, problem: str) -> str:

@@ -47,4 +47,4 @@ def sentence_of(example: Example) -> str:
 
 
 def example(row: Mapping[str, Any]) -> Example:
-    return hotpotqa.example(row, source="places")
+    return hotpotqa.question(row, source="places")

@@ -53,4 +53,4 @@ def steps_of(example: Example) -> str:
 
 
 def example(row: Mapping[str, Any]) -> Example:
-    return commonsenseqa.example(row, source="turns")
+    return commonsenseqa.question(row, source="turns")
