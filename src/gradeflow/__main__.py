@@ -63,6 +63,26 @@ COMMANDS: dict[str, Command] = {
             Input("out", "folder to write", kind="path"),
         ),
     ),
+    "import": Command(
+        "commands.import_mixed",
+        "rows that the original mixed (train_mixed.jsonl, val_mixed.jsonl), as rows of our own",
+        (),
+        (
+            Input("file", "the original's mixed file", kind="path", positional=True),
+            Input("out", "JSONL to write, such as data/raw/original.jsonl", kind="path"),
+        ),
+        more="""\
+A row that lacks what graders need is set aside, and counted by what it lacks: HotpotQA without its context, choices
+that are empty, MBPP without tests. The datasets themselves have these: name them under fetch in params.yaml.
+
+AFlow's own files need no import: fetch reads them where params.yaml names them,
+
+  fetch:
+    mbpp: {files: {validation: data/datasets/mbpp_validate.jsonl, test: data/datasets/mbpp_test.jsonl}}
+
+and likewise for gsm8k, math, hotpotqa, drop and humaneval. Its DS_public_test.jsonl have tests without questions and
+are not needed: public tests are read from the problem.""",
+    ),
     "base": Command(
         "base",
         "the base model: the embedded one is made here",
