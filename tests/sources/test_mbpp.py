@@ -58,6 +58,14 @@ def test_the_function_is_found_among_helpers_and_builtins() -> None:
     assert mbpp.example(row).extra["entry_point"] == "pair"
 
 
+def test_what_the_tests_use_brings_what_it_uses_itself() -> None:
+    code = (
+        "import math\nclass Disc:\n    def area(self):\n        return math.pi\ndef size(disc):\n    return disc.area()"
+    )
+    row = {"task_id": 1, "text": "Size.", "code": code, "test_list": ["assert size(Disc()) > 3"]}
+    assert score(mbpp.example(row), "def size(disc):\n    return disc.area()").value == 1
+
+
 def test_assertions_over_several_lines_stay_whole() -> None:
     row = {**RAW["mbpp"]["aflow"], "test_list": ["assert triple(\n    1\n) == 3\nassert triple(2) == 6"]}
     assert score(mbpp.example(row), row["code"]).value == 1
