@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -312,6 +313,12 @@ def test_an_expression_is_read_as_a_whole(reference: str, right: list[str], wron
 
 def test_a_reference_that_nobody_can_read_is_a_fault() -> None:
     assert score(math(" "), "4").cause == "reference"
+
+
+def test_each_answer_that_annotators_gave_is_right() -> None:
+    example = replace(text("27"), extra={"alternatives": ["twenty seven", "27 yards"]})
+    assert score(example, "27 yards", judge=judge()) == Score(1.0, "exact")
+    assert score(example, "some twenty seven").value == pytest.approx(0.8)
 
 
 def test_an_exact_answer_needs_no_judge() -> None:

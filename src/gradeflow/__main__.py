@@ -69,9 +69,14 @@ COMMANDS: dict[str, Command] = {
         (),
         (
             Input("file", "the original's mixed file", kind="path", positional=True),
-            Input("out", "JSONL to write, such as data/raw/original.jsonl", kind="path"),
+            Input("out", "JSONL to write, such as data/original/train.jsonl", kind="path"),
         ),
         more="""\
+Name what it wrote under fetch, and `imported` in mix.weights:
+
+  fetch:
+    imported: {files: {train: data/original/train.jsonl, validation: data/original/val.jsonl}}
+
 A row that lacks what graders need is set aside, and counted by what it lacks: HotpotQA without its context, choices
 that are empty, MBPP without tests. The datasets themselves have these: name them under fetch in params.yaml.
 

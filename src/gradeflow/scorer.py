@@ -141,10 +141,11 @@ class Scorer:
         return Score(0.0, "unit_tests", _why(execution))
 
     async def _text(self, example: Example, answer: str, trace: Trace, attempt: int) -> Score:
-        if normalise(answer) == normalise(example.ground_truth) != "":
+        references = [example.ground_truth, *example.extra.get("alternatives", ())]
+        if any(normalise(answer) == normalise(reference) != "" for reference in references):
             return Score(1.0, "exact")
         if self._judge is None:
-            return Score(token_f1(answer, example.ground_truth), "token_f1")
+            return Score(max(token_f1(answer, reference) for reference in references), "token_f1")
         return await self._judge_says(self._judge, example, answer, trace, attempt)
 
     @staticmethod
