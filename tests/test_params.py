@@ -136,6 +136,16 @@ def test_every_setting_says_what_it_is() -> None:
             "files: {train: a}, sha256: {test: b}",
             "sha256 names splits without a file: test",
         ),
+        (
+            "train: 3000, validation: 300, test: 300, seed: 1",
+            "files: {train: a}, mirror: b",
+            "fetch.word_problems: mirror holds published files",
+        ),
+        (
+            "train: 3000, validation: 300, test: 300, seed: 1",
+            "bad_rows: skip",
+            "fetch.word_problems.bad_rows is 'skip'; expected 'stop' or 'set aside'",
+        ),
         ("{word_problems: 1,", "{gsm8k: 1,", "mix.weights names sources that fetch lacks: gsm8k"),
         (
             "{word_problems: 1,",
@@ -203,6 +213,10 @@ def test_an_override_reaches_the_setting_it_names(name: str, text: str, expected
 def test_a_new_source_can_come_from_the_command_line() -> None:
     settings = params.load(SHIPPED, {"fetch.gsm8k.files.test": "data/test.jsonl", "mix.weights.gsm8k": "1"})
     assert settings.fetch["gsm8k"].files == {"test": "data/test.jsonl"}
+
+
+def test_a_source_with_nothing_said_of_it_is_a_published_one() -> None:
+    assert params.load(SHIPPED, {"fetch.gsm8k": "{}"}).fetch["gsm8k"] == params.Source()
 
 
 @pytest.mark.parametrize(

@@ -43,24 +43,37 @@ class Section(BaseModel):
 
 
 class Source(Section):
-    """A dataset: made here (`train`, `validation` and `test` count its rows), or read from files by split."""
+    """A dataset. Row counts: made here. `files`: read from there. Neither: read from where its authors publish it."""
 
     train: Count = setting("training rows that a procedural source makes", default=0)
     validation: Count = setting("validation rows that a procedural source makes", default=0)
     test: Count = setting("test rows that a procedural source makes", default=0)
     seed: int = setting("seed of a procedural source", default=0)
-    files: dict[Literal["train", "validation", "test"], str] = setting(
-        "URL or path of the original file of each split", default={}
+    files: dict[Literal["train", "validation", "test"], Annotated[str, Field(min_length=1)]] = setting(
+        "by split: a URL, a file, a folder of files, or hub:OWNER/NAME@REVISION/PATH (a path or a glob); "
+        "none, and no row counts: where the dataset is published",
+        default={},
     )
     sha256: dict[Literal["train", "validation", "test"], str] = setting("checksum of each file", default={})
+    mirror: str = setting(
+        "URL or folder with the published files under their own names, which is tried first", default=""
+    )
+    bad_rows: Literal["stop", "set aside"] = setting(
+        "what a row that cannot be used does: `stop` the stage, or be `set aside` in NAME.bad.jsonl with its reason",
+        default="stop",
+    )
 
     @model_validator(mode="after")
-    def _made_or_read(self) -> "Source":
+    def _from_one_place(self) -> "Source":
         made = self.train + self.validation + self.test
-        if bool(made) == bool(self.files):
-            raise ValueError("either row counts (train, validation, test) or files, one of the two")
+        if (made and self.files) or (self.seed and not made):
+            raise ValueError(
+                "either row counts (train, validation, test) with a seed, or files, or, of a published dataset, neither"
+            )
         if unknown := set(self.sha256) - set(self.files):
             raise ValueError(f"sha256 names splits without a file: {', '.join(sorted(unknown))}")
+        if self.mirror and (made or self.files):
+            raise ValueError("mirror holds published files, and goes with neither row counts nor files")
         return self
 
 
