@@ -19,8 +19,8 @@ from types import SimpleNamespace
 import pytest
 
 from gradeflow import fetch, jsonl, params, sources
-from gradeflow.download import Patience
 from gradeflow.errors import DataError, SettingsError
+from gradeflow.fetching.download import Patience
 from gradeflow.sources import gsm8k
 from gradeflow.sources.published import File, Published
 from support.file_server import FAULTS, Fault, FileServer

@@ -36,6 +36,11 @@ def settings(**changes: object) -> params.Params:
         "target_test_size": 5,
         "keep_small_threshold": 0,
         "seed": 0,
+        "caps": {},
+        "repeat": 1,
+        "near_duplicates": 0.0,
+        "decontaminate": True,
+        "protect": [],
         **changes,
     }
     named = {*tree["mix"]["weights"], *tree["mix"].get("protect", [])}

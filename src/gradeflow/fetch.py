@@ -22,10 +22,11 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from gradeflow import addresses, download, jsonl, records, sources
-from gradeflow.addresses import Found
-from gradeflow.download import PATIENCE, Patience
+from gradeflow import jsonl, sources
 from gradeflow.errors import DataError, SettingsError
+from gradeflow.fetching import addresses, download, records
+from gradeflow.fetching.addresses import Found
+from gradeflow.fetching.download import PATIENCE, Patience
 from gradeflow.params import Params, Source
 from gradeflow.sources.published import Published
 from gradeflow.types import Split

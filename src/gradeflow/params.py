@@ -89,15 +89,13 @@ class Mix(Section):
     target_test_size: Positive = setting("held-out rows, for evaluation and promotion")
     keep_small_threshold: Count = setting("training sets with fewer rows than this are kept whole")
     seed: int = setting("seed of the sampling")
-    caps: dict[str, Positive] = setting("most rows of a source in each split", default={})
-    repeat: Positive = setting("most times a training row is drawn, where its type has too few", default=1)
+    caps: dict[str, Positive] = setting("most rows of a source in each split")
+    repeat: Positive = setting("most times a training row is drawn, where its type has too few")
     near_duplicates: Share = setting(
-        "similarity (Jaccard, runs of 5 words) from which a later row goes; 0: only equal ones go", default=0.0
+        "similarity (Jaccard, runs of 5 words) from which a later row goes; 0: only equal ones go"
     )
-    decontaminate: bool = setting(
-        "training rows that share 13 words in a row with a validation or test question go", default=True
-    )
-    protect: list[str] = setting("datasets of fetch, not mixed, whose questions are kept out of training", default=[])
+    decontaminate: bool = setting("training rows that share 13 words in a row with a validation or test question go")
+    protect: list[str] = setting("datasets of fetch, not mixed, whose questions are kept out of training")
 
 
 class Base(Section):

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from gradeflow import archives, digest, download
-from gradeflow.download import Patience, Report
+from gradeflow import digest
 from gradeflow.errors import DataError
+from gradeflow.fetching import archives, download
+from gradeflow.fetching.download import Patience, Report
 from gradeflow.redact import redact
 
 HUB = re.compile(r"hub:(?P<repo>[^/@\s]+/[^/@\s]+)@(?P<revision>[^/\s]+)/(?P<path>\S+)")

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from gradeflow import digest, disk, records
+from gradeflow import digest, disk
 from gradeflow.errors import DataError
+from gradeflow.fetching import records
 from gradeflow.redact import redact
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gradeflow import download
-from gradeflow.download import Patience
 from gradeflow.errors import DataError
+from gradeflow.fetching import download
+from gradeflow.fetching.download import Patience
 from support.file_server import FileServer
 
 QUICK = Patience(tries=3, stall_s=0.3, wait_s=0.01, most_wait_s=0.05, redirects=3)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gradeflow import archives
-from gradeflow.archives import LIMITS, Limits
 from gradeflow.errors import DataError
+from gradeflow.fetching import archives
+from gradeflow.fetching.archives import LIMITS, Limits
 
 Row = dict[str, Any]
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 from pyarrow import parquet
 
-from gradeflow import records
-from gradeflow.archives import Limits
 from gradeflow.errors import DataError
+from gradeflow.fetching import records
+from gradeflow.fetching.archives import Limits
 
 ROWS = [{"question": f"How many are {number}? Häuser \u2028", "answer": number} for number in range(3)]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
