@@ -4,7 +4,8 @@
     python perf/mix.py --rows 100000 1000000 10000000 --arms gradeflow
 
 The work: read GSM8K's format, convert it, drop equal questions and those that share 13 words in a row with a test
-question, shuffle and write. The rows are made of random words; one in 20 is a copy, one in 100 holds a test question.
+question, draw some of the rest and write them. The rows are made of random words; one in 20 is a copy, one in 100 holds
+a test question. What is compared is how many rows were left to draw from and, with --draw 1, which.
 Seconds and memory are those of a process of its own with all that it starts.
 """
 
@@ -58,18 +59,19 @@ def grams(text: str) -> Iterator[str]:
     return (" ".join(words[start : start + N]) for start in range(len(words) - N + 1))
 
 
-def gradeflow(raw: Path, out: Path) -> None:
+def gradeflow(raw: Path, out: Path, draw: int) -> int:
     from gradeflow import mix, params
 
     tree = params.load(SHIPPED).model_dump()
-    rows = 100_000_000
-    sizes = {"target_train_size": rows, "target_val_size": rows, "target_test_size": rows}
+    sizes = {"target_train_size": draw, "target_val_size": 1, "target_test_size": 2 * TEST_ROWS}
     tree["mix"] |= {"weights": {"gsm8k": 1}, "type_ratios": {"math": 1}, "near_duplicates": 0.0, **sizes}
     tree["fetch"] = {"gsm8k": {"files": {"train": "-"}}}
     mix.main(params.validate(tree), raw=raw.parent, out=out)
+    left: int = json.loads((out / "dataset_stats.json").read_text())["dataset_stats"]["gsm8k"]["train"]
+    return left
 
 
-def pandas(raw: Path, out: Path) -> None:
+def pandas(raw: Path, out: Path, draw: int) -> int:
     import pandas as pd
 
     rows = pd.read_json(raw, lines=True)
@@ -87,10 +89,12 @@ def pandas(raw: Path, out: Path) -> None:
     known = {gram for text in test["problem"] for gram in grams(text)}
     train = train[[known.isdisjoint(grams(text)) for text in train["problem"]]]
     for name, some in (("train", train), ("test", test)):
-        some.sample(frac=1, random_state=0).to_json(out / f"{name}_mixed.jsonl", orient="records", lines=True)
+        drawn = some.sample(min(draw, len(some)), random_state=0)
+        drawn.to_json(out / f"{name}_mixed.jsonl", orient="records", lines=True)
+    return len(train)
 
 
-def datasets(raw: Path, out: Path) -> None:
+def datasets(raw: Path, out: Path, draw: int) -> int:
     from datasets import load_dataset
 
     def convert(row: dict[str, str]) -> dict[str, str]:
@@ -119,30 +123,33 @@ def datasets(raw: Path, out: Path) -> None:
     known = {gram for text in test["problem"] for gram in grams(text)}
     train = train.filter(lambda text: known.isdisjoint(grams(text)), input_columns="problem", num_proc=count)
     for name, some in (("train", train), ("test", test)):
-        kept = some.shuffle(seed=0).remove_columns(["split", "key"])
-        kept.to_json(out / f"{name}_mixed.jsonl", num_proc=count)
+        drawn = some.shuffle(seed=0).select(range(min(draw, len(some)))).remove_columns(["split", "key"])
+        drawn.to_json(out / f"{name}_mixed.jsonl", num_proc=count)
+    return len(train)
 
 
-ARMS: dict[str, Callable[[Path, Path], None]] = {"gradeflow": gradeflow, "pandas": pandas, "datasets": datasets}
+ARMS: dict[str, Callable[[Path, Path, int], int]] = {"gradeflow": gradeflow, "pandas": pandas, "datasets": datasets}
 
 
-def measured(arm: str, raw: Path, out: Path) -> tuple[float, float, str]:
-    """Seconds, peak memory of all its processes in GB (shared pages once), and the digest of the training ids."""
+def measured(arm: str, raw: Path, out: Path, draw: int) -> tuple[float, float, str]:
+    """Seconds, peak memory of all its processes in GB (shared pages once), and what is compared of the result."""
     out.mkdir()
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, __file__, "--arm", arm, str(raw), str(out)], stdout=subprocess.DEVNULL)
+    command = [sys.executable, __file__, "--arm", arm, str(raw), str(out), str(draw)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak = 0.0
     while process.poll() is None:
         peak = max(peak, _memory(process.pid))
-        time.sleep(0.2)
+        time.sleep(1.0)
     seconds = time.perf_counter() - began
     if process.returncode:
         raise SystemExit(f"{arm} failed")
-    total = 0
+    left, drawn, total = int((out / "left").read_text()), 0, 0
     with (out / "train_mixed.jsonl").open(encoding="utf-8") as file:
         for line in file:
+            drawn += 1
             total += int(json.loads(line)["id"].rpartition("-")[2], 16)
-    return seconds, peak / 1e9, f"{total:x}"
+    return seconds, peak / 1e9, f"{left} left, {drawn} drawn" + (f": {total:x}" if drawn == left else "")
 
 
 def _memory(pid: int) -> float:
@@ -159,11 +166,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--arm", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--draw", type=float, default=0.1, help="share of the rows that is drawn")
+    parser.add_argument("--arm", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.arm:
-        name, raw, out = given.arm
-        ARMS[name](Path(raw), Path(out))
+        name, raw, out, draw = given.arm
+        left = ARMS[name](Path(raw), Path(out), int(draw))
+        Path(out, "left").write_text(str(left))
         return
     print(f"{'rows':>10}{'MB':>8}  {'':10}{'seconds':>9}{'rows/s':>10}{'GB':>7}{'ratio':>8}")
     for count in given.rows:
@@ -174,7 +183,7 @@ def main() -> None:
             size = raw.stat().st_size / 1e6
             first: Any = None
             for arm in given.arms:
-                seconds, peak, result = measured(arm, raw, Path(folder) / arm)
+                seconds, peak, result = measured(arm, raw, Path(folder) / arm, int(count * given.draw))
                 first = first or (seconds, result)
                 same = "" if result == first[1] else "  another result"
                 print(f"{count:10}{size:8.0f}  {arm:10}{seconds:9.1f}{count / seconds:10.0f}{peak:7.2f}", end="")

@@ -1,5 +1,6 @@
 """A function applied to many items on all cores."""
 
+import gc
 import multiprocessing
 import os
 from collections import deque
@@ -51,8 +52,10 @@ def _spread(function: Callable[[Item, Shared], Found], items: Sequence[Item], sh
 
 
 def _keep(shared: Any) -> None:
+    """What rows leave behind has no cycles, and looking for some among all that is shared would cost a fifth."""
     global _shared  # noqa: PLW0603 - a process has one, for as long as it lives
     _shared = shared
+    gc.disable()
 
 
 def _call(function: Callable[[Any, Any], Found], item: Any) -> Found:

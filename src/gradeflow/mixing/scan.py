@@ -4,6 +4,7 @@ A raw file is what `fetch` writes: rows in the format that a dataset is publishe
 dataset has no validation rows, a tenth of its training rows, by their digest, are validation rows.
 """
 
+import io
 import mmap
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ ENTRY = np.dtype(
     ]
 )
 """`high` and `low` are the digest of the problem, `source` the number of a raw file, in which a row has its place."""
+_TRAIN_END = b'"split": "train"}\n'
 _SPLIT = re.compile(rb'"split": ?"(train|validation|test)"\}\s*\Z')
 _VALIDATION = re.compile(rb'"split": ?"validation"')
 
@@ -77,15 +79,28 @@ class Piece:
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Each line that is not empty, with its offset."""
+        offset, content = self._content()
+        for line in io.BytesIO(content):
+            if line.strip():
+                yield offset, line
+            offset += len(line)
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether there is a line that does not say at its end that it is for training; those may be lent."""
+        _, content = self._content()
+        return self.lends or content.count(_TRAIN_END) < content.count(b"\n") or not content.endswith(b"\n")
+
+    def _content(self) -> tuple[int, bytes]:
         with self.raw.path.open("rb") as file:
             offset = self.start
             if offset:
                 file.seek(offset - 1)
                 offset += len(file.readline()) - 1
-            while offset < self.end and (line := file.readline()):
-                if line.strip():
-                    yield offset, line
-                offset += len(line)
+            content = file.read(max(0, self.end - offset))
+            if content and not content.endswith(b"\n"):
+                content += file.readline()
+        return offset, content
 
     def where(self, offset: int) -> str:
         with self.raw.path.open("rb") as file:
@@ -119,7 +134,7 @@ def held_out(piece: Piece, with_bands: bool) -> Scanned:  # noqa: FBT001 - what 
     """The validation and test rows of a piece."""
     entries: list[tuple[int, ...]] = []
     questions, told, is_made = [], [], piece.raw.is_made
-    for offset, line, split, example in _examples(piece, lambda split: split != "train"):
+    for offset, line, split, example in _examples(piece, lambda split: split != "train") if piece.has_held_out else ():
         entries.append(_entry(piece, offset, line, split, example))
         questions.append("" if is_made else question_of(example))
         if with_bands:
@@ -164,8 +179,7 @@ def question_of(example: Example) -> str:
 def _examples(piece: Piece, wanted: Callable[[Split], bool]) -> Iterator[tuple[int, bytes, Split, Example]]:
     convert = sources.load(piece.raw.name).example
     for offset, line in piece.lines():
-        told = _SPLIT.search(line[-40:])
-        if told is not None and not wanted(_lent(piece, _as_split(told[1].decode()), line)):
+        if (told := _told(line)) is not None and not wanted(_lent(piece, told, line)):
             continue
         try:
             row = orjson.loads(line)
@@ -180,6 +194,14 @@ def _examples(piece: Piece, wanted: Callable[[Split], bool]) -> Iterator[tuple[i
             raise DataError(f"{piece.where(offset)}: {said}") from None
         except DataError as error:
             raise DataError(f"{piece.where(offset)}: {error}") from None
+
+
+def _told(line: bytes) -> Split | None:
+    """The split at the end of a line as `fetch` writes it; None where only the whole row tells."""
+    if line.endswith(_TRAIN_END):
+        return "train"
+    found = _SPLIT.search(line[-40:])
+    return _as_split(found[1].decode()) if found else None
 
 
 def _as_split(name: Any) -> Split:
