@@ -16,7 +16,7 @@ from typing import Literal
 from gradeflow import digest, gate, params, prompt
 from gradeflow.errors import AuditError, Fault
 from gradeflow.judge import Judge
-from gradeflow.scorer import choices, chosen, normalise, question_of, token_f1
+from gradeflow.scorer import choices, chosen, normalise, token_f1
 from gradeflow.types import Example, Kind, Rollout, Sample
 
 Group = Literal["plain", "long", "swapped", "again", "canary"]
@@ -150,7 +150,7 @@ def cases(examples: Sequence[Example], count: int, seed: int) -> list[Case]:
                 found += _variants(_case(example, "plain", clothes[number % len(clothes)], correct=correct))
         others = itertools.islice(itertools.cycle(rows), count, None)
         for number, example in zip(range(TIMES * (len(CANARIES) + 2)), others, strict=False):
-            answers = [*CANARIES, question_of(example), _breakout(_wrong(example, rows, rng))]
+            answers = [*CANARIES, example.question, _breakout(_wrong(example, rows, rng))]
             found.append(_case(example, "canary", answers[number % len(answers)], correct=False))
     return found
 
@@ -166,7 +166,7 @@ def _digits(number: str) -> str:
 
 def _case(example: Example, group: Group, answer: str, *, correct: bool) -> Case:
     item = f"{example.id}/{correct}"
-    question, reference = question_of(example), example.ground_truth
+    question, reference = example.question, example.ground_truth
     return Case(item, example.kind, group, example.source, question, reference, answer, correct)
 
 

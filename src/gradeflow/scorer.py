@@ -150,14 +150,9 @@ class Scorer:
 
     @staticmethod
     async def _judge_says(judge: Judge, example: Example, answer: str, trace: Trace, attempt: int) -> Score:
-        asked = question_of(example), example.ground_truth, answer, example.source
+        asked = example.question, example.ground_truth, answer, example.source
         verdict = await judge.verdict(*asked, first_seed=attempt * judge.most_seeds, trace=trace)
         return Score(float(verdict.correct), "judge", verdict.reason)
-
-
-def question_of(example: Example) -> str:
-    """What a judge reads: the question without the paragraphs that it is about."""
-    return str(example.extra.get("question", example.problem))
 
 
 def plain_number(text: str) -> Fraction | None:

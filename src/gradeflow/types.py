@@ -34,6 +34,11 @@ class Example:
             return "choice"
         return "math" if self.problem_type == "math" else "text"
 
+    @property
+    def question(self) -> str:
+        """What is asked, without the paragraphs that it is about: those are the same for many questions."""
+        return str(self.extra.get("question", self.problem))
+
     def to_row(self) -> dict[str, Any]:
         row = {name: getattr(self, name) for name in ("id", "source", "problem_type", "problem", "ground_truth")}
         return row | dict(self.extra)

@@ -14,7 +14,7 @@ from gradeflow.judge import Judge, prompt_of
 from gradeflow.params import Params
 from gradeflow.prompt import Prompt
 from gradeflow.sandbox import Sandbox
-from gradeflow.scorer import Scorer, question_of
+from gradeflow.scorer import Scorer
 from gradeflow.trace import Trace
 from gradeflow.types import Event, Example, Sample, Score
 from gradeflow.workflow import operators
@@ -119,7 +119,7 @@ class WorkflowEnvironment:
             return None
         if audit.is_drawn(self.judge.settings.audit_share, self._seed, example.id, answer):
             with suppress(Fault):
-                asked = question_of(example), example.ground_truth, answer, example.source
+                asked = example.question, example.ground_truth, answer, example.source
                 return (await self.judge.verdict(*asked)).correct
         return None
 

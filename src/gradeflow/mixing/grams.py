@@ -37,9 +37,6 @@ class Grams:
                 for start in range(len(told) - N + 1):
                     self._owners.setdefault(_digest(told[start : start + N]), number)
 
-    def __len__(self) -> int:
-        return len(self._owners)
-
     def find(self, text: Sequence[str]) -> tuple[int, str] | None:
         """The first text that shares a 13-gram with these words, and that gram."""
         for place in range(0, len(text) - PROBE + 1, STRIDE):

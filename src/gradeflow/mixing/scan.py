@@ -136,7 +136,7 @@ def held_out(piece: Piece, with_bands: bool) -> Scanned:  # noqa: FBT001 - what 
     questions, told, is_made = [], [], piece.raw.is_made
     for offset, line, split, example in _examples(piece, lambda split: split != "train") if piece.has_held_out else ():
         entries.append(_entry(piece, offset, line, split, example))
-        questions.append("" if is_made else question_of(example))
+        questions.append("" if is_made else example.question)
         if with_bands:
             told.append(words(example.problem))
     return Scanned(np.array(entries, ENTRY), near.bands(told), questions)
@@ -148,7 +148,7 @@ def training(piece: Piece, shared: tuple[Grams, bool]) -> Scanned:
     entries: list[tuple[int, ...]] = []
     leaks, told, is_made = {}, [], piece.raw.is_made
     for offset, line, split, example in _examples(piece, lambda split: split == "train"):
-        if not is_made and (leak := grams.find(words(question_of(example)))) is not None:
+        if not is_made and (leak := grams.find(words(example.question))) is not None:
             leaks[len(entries)] = leak
         entries.append(_entry(piece, offset, line, split, example))
         if with_bands:
@@ -169,11 +169,6 @@ def read(raws: Sequence[Raw], entries: NDArray[Any]) -> list[Example]:
                 row.pop("split", None)
                 found[place] = convert(row)
     return [found[place] for place in range(len(entries))]
-
-
-def question_of(example: Example) -> str:
-    """What is asked, without the paragraphs that it is about: those are the same for many questions."""
-    return str(example.extra.get("question", example.problem))
 
 
 def _examples(piece: Piece, wanted: Callable[[Split], bool]) -> Iterator[tuple[int, bytes, Split, Example]]:
