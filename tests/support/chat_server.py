@@ -4,8 +4,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Literal
+
+from support.local_server import Listening, LocalServer
 
 Fault = Literal[
     "empty", "null", "refused", "no choices", "cut", "reasoning", "garbage", "html", "drop", "timeout",
@@ -15,7 +17,7 @@ Replies = Callable[[list[dict[str, str]]], str]
 Faults = Callable[[int, dict[str, Any]], Fault | None]
 
 
-class ChatServer:
+class ChatServer(LocalServer):
     """Answers with `reply(messages)`, unless `faults` names a fault for the request.
 
     `bodies` and `headers` hold what was asked, `peak` the most requests at once. `cut` and `reasoning` stop
@@ -48,26 +50,13 @@ class ChatServer:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.peak = 0
-        self.closing = threading.Event()
         self._now = 0
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.owner = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        super().__init__(_Handler)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/v1"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        return f"{super().url}/v1"
 
     def enter(self, body: dict[str, Any], headers: dict[str, str]) -> Fault | None:
         with self._lock:
@@ -92,17 +81,9 @@ class ChatServer:
             self._now -= 1
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
-    owner: ChatServer
-
-    def handle_error(self, request: Any, client_address: Any) -> None: ...
-
-
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    server: Listening
 
     def do_GET(self) -> None:
         length = {} if self.server.owner.context is None else {"max_model_len": self.server.owner.context}

@@ -4,8 +4,10 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, Self, get_args
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Literal, get_args
+
+from support.local_server import Listening, LocalServer
 
 Fault = Literal[
     "drop",
@@ -30,7 +32,7 @@ FAULTS: Sequence[Fault] = get_args(Fault)
 PAGE = b"<!DOCTYPE html>\n<html><body>Sign in to the network</body></html>"
 
 
-class FileServer:
+class FileServer(LocalServer):
     """Serves `files` by path, with ranges, unless `faults(number, path)` names a fault for a request.
 
     After `changed` it serves `later` in place of a file. Versions are told by `validators`: an ETag, a date, or not.
@@ -55,38 +57,13 @@ class FileServer:
         self.stall_s = stall_s
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.sent = 0
-        self.closing = threading.Event()
         self.lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.owner = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
-    owner: FileServer
-
-    def handle_error(self, request: Any, client_address: Any) -> None: ...
+        super().__init__(_Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    server: Listening
 
     def do_GET(self) -> None:
         owner = self.server.owner
