@@ -149,8 +149,10 @@ class OpenAIClient:
             except TryError as trouble:
                 if trouble.busy or trouble.cause == "timeout":
                     self.pace.overloaded()
+                elif trouble.cause != "unreachable":
+                    self.pace.served()
                 raise
-            self.pace.succeeded()
+            self.pace.served()
             return reply
 
     async def _ask(self, asked: Request, max_tokens: int, without: frozenset[str] = frozenset()) -> Reply:

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 START = 64
 HOLD = 2
 """After a step back, so many rounds pass before the next step up."""
+NOISE = 0.25
+"""Refusals in a round, as a share of the calls allowed, that may have nothing to do with how many there are."""
 GAIN = 1.05
 """A step up that does not bring so much more a second is taken back."""
 
@@ -16,9 +18,10 @@ GAIN = 1.05
 class Pace:
     """Doubles the calls in flight, round by round, up to `most` or to the first sign that they are too many.
 
-    A round is as many calls as were allowed at its start. The signs are a refusal by the server (`overloaded`), which
-    says that the calls then running are about what it takes, and a round that ended no faster than the smaller one
-    before it. Afterwards steps up are small and rare.
+    A round is as many calls as were allowed at its start. The signs are refusals by the server (`overloaded`), which
+    say that the calls then running are about what it takes, and a round that ended no faster than the smaller one
+    before it. Afterwards steps up are small and rare. A few refusals in a round are no sign: some servers refuse calls
+    at any load.
     """
 
     def __init__(self, most: int) -> None:
@@ -28,6 +31,7 @@ class Pace:
         self._queue: deque[asyncio.Future[None]] = deque()
         self._doubling = True
         self._hold = 0
+        self._refused = 0
         self._left = self.limit
         self._full = True
         self._began = time.monotonic()
@@ -54,19 +58,24 @@ class Pace:
         finally:
             self._leave()
 
-    def succeeded(self) -> None:
+    def served(self) -> None:
+        """A call had a reply, of whatever use."""
         self._full &= self._running >= self.limit
         self._left -= 1
         if self._left <= 0:
             self._end_round()
 
     def overloaded(self) -> None:
-        """A call was refused: the others that run are about what the server takes, if they are nearly all we allow."""
+        """A call was refused. Where many are, those that run are about what it takes, if they are most."""
+        self._refused += 1
+        if self._refused <= NOISE * self.limit:
+            return
         self._doubling = False
         self._hold = HOLD
         self._set(min(self.limit, max(1, self._running - 1, self.limit * 9 // 10)))
 
     def _end_round(self) -> None:
+        self._refused = 0
         rate = self.limit / max(time.monotonic() - self._began, 1e-9)
         limit_before, rate_before = self._before
         if not self._full:  # the work, not the limit, decided
