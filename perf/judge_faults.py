@@ -1,9 +1,11 @@
 """Training while the judge fails: what abstaining saves, beside scoring a fault as a wrong answer.
 
     python perf/judge_faults.py --share 0.3 --seeds 0 1 2
+    python perf/judge_faults.py --kind text --steps 24 --every 3
 
 Each arm is trained with the same settings, seeds and questions, and measured on the held-out questions by a judge that
-does not fail. The failing judge is a stand-in around the real one: a share of its verdicts, drawn at random, is faulty.
+does not fail, every few steps where that is asked for. With one kind of questions, `text`, the judge decides them all.
+The failing judge is a stand-in around the real one: a share of its verdicts, drawn at random, is faulty.
 """
 
 import argparse
@@ -12,10 +14,10 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -27,9 +29,11 @@ from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.sample import complete, policy_prompts
 from gradeflow.judge import Verdict
 from gradeflow.scorer import Scorer
-from gradeflow.types import Sample
+from gradeflow.types import KINDS, Sample
 
 Arm = Literal["no faults", "faults abstained", "faults scored 0"]
+ARMS: tuple[Arm, ...] = get_args(Arm)
+Curve = dict[int, Sequence[Sample]]
 
 
 class FailingJudge:
@@ -52,9 +56,11 @@ class FailingJudge:
         raise JudgeError("an injected fault", cause="injected")
 
 
-class Quiet:
-    def __init__(self, arm: Arm, seed: int) -> None:
-        self.said = f"{arm}, seed {seed}"
+class Watcher:
+    def __init__(self, said: str, measure: Callable[[], Sequence[Sample]]) -> None:
+        self.said = said
+        self.curve: Curve = {}
+        self._measure = measure
 
     def step(self, number: int, _: Mapping[str, float], groups: Sequence[loop.Group], *__: Any) -> None:
         scores = [rollout.sample.score for group in groups for rollout in group]
@@ -62,38 +68,46 @@ class Quiet:
         unscored = scores.count(None)
         print(f"\r{self.said}: step {number}, reward {mean:.2f}, {unscored} without a score  ", end="", flush=True)
 
-    def checkpoint(self, number: int, adapter: Path) -> None: ...
+    def checkpoint(self, number: int, _: Path) -> None:
+        self.curve[number] = self._measure()
 
 
-def trained(settings: params.Params, arm: Arm, share: float, runner: asyncio.Runner) -> list[Sample]:
-    """Held-out samples of the adapter at the last step."""
+def trained(settings: params.Params, arm: Arm, share: float, kind: str, runner: asyncio.Runner) -> Curve:
+    """Held-out samples at each checkpoint, by its step."""
     import torch
 
     environment = WorkflowEnvironment(settings)
     honest, seed = environment.scorer, settings.train.seed
-    failing: Any = FailingJudge(environment.judge, arm, share, seed)
+    failing_judge: Any = FailingJudge(environment.judge, arm, share, seed)
+    failing = Scorer(settings.scorer, environment.sandbox, failing_judge)
+    held_out = [example for example in dataset.read("test").examples if kind in {"", example.kind}]
+    examples = [example for example in dataset.read("train").examples if kind in {"", example.kind}]
     try:
         torch.manual_seed(seed)
         base, tokenizer = models.load(settings.base)
         model = loop.attach_adapter(base, settings.train.lora)
-        with tempfile.TemporaryDirectory() as folder:
-            examples = dataset.read("train").examples
-            course = loop.Course(model, tokenizer, examples, environment, Path(folder), runner.run)
-            environment.scorer = Scorer(settings.scorer, environment.sandbox, failing)
-            loop.train(course, settings.train, settings.workflow, Quiet(arm, seed))
-        environment.scorer = honest
-        held_out = dataset.read("test").examples
         prompts = policy_prompts(tokenizer, held_out, settings.workflow)
-        texts = complete(model, tokenizer, prompts, max_tokens=settings.train.max_completion_tokens)
-        with models.leaving_room():
-            graded = runner.run(environment.grade_all(list(zip(texts, held_out, strict=True))))
-        return [one.sample for one in graded]
+
+        def measure() -> Sequence[Sample]:
+            texts = complete(model, tokenizer, prompts, max_tokens=settings.train.max_completion_tokens)
+            environment.scorer = honest
+            with models.leaving_room():
+                graded = runner.run(environment.grade_all(list(zip(texts, held_out, strict=True))))
+            environment.scorer = failing
+            return [one.sample for one in graded]
+
+        watcher = Watcher(f"{arm}, seed {seed}", measure)
+        with tempfile.TemporaryDirectory() as folder:
+            course = loop.Course(model, tokenizer, examples, environment, Path(folder), runner.run)
+            environment.scorer = failing
+            loop.train(course, settings.train, settings.workflow, watcher)
+        return watcher.curve
     finally:
         runner.run(environment.close())
 
 
-def accuracy(samples: Sequence[Sample], kind: str = "") -> float:
-    return statistics.fmean(sample.score or 0.0 for sample in samples if kind in {"", sample.kind})
+def accuracy(samples: Sequence[Sample]) -> float:
+    return statistics.fmean(sample.score or 0.0 for sample in samples)
 
 
 def main() -> None:
@@ -101,26 +115,33 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.3, help="share of verdicts that are faults")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=0, help="0: as in params.yaml")
+    parser.add_argument("--every", type=int, default=0, help="measure every so many steps; 0: at the end")
+    parser.add_argument("--kind", default="", choices=["", *KINDS], help="train and measure on questions of this kind")
     given = parser.parse_args()
-    overrides = {"train.max_steps": str(given.steps)} if given.steps else {}
-    arms: tuple[Arm, ...] = ("no faults", "faults abstained", "faults scored 0")
-    found: dict[Arm, list[Sample]] = {arm: [] for arm in arms}
+    steps = given.steps or params.load().train.max_steps
+    settings = {"train.max_steps": str(steps), "train.eval_every": str(given.every or steps)}
+    found: dict[Arm, Curve] = {arm: {} for arm in ARMS}
     with asyncio.Runner() as runner:
         for seed in given.seeds:
-            settings = params.load(overrides=overrides | {"train.seed": str(seed)})
-            for arm in arms:
+            seeded = params.load(overrides=settings | {"train.seed": str(seed)})
+            for arm in ARMS:
                 began = time.monotonic()
-                samples = trained(settings, arm, given.share, runner)
-                found[arm] += samples
-                kinds = ", ".join(f"{kind} {accuracy(samples, kind):.0%}" for kind in sorted({s.kind for s in samples}))
-                said = f"{arm}, seed {seed}: held-out {accuracy(samples):.1%} ({kinds})"
-                print(f"\r{said}, {time.monotonic() - began:.0f} s", flush=True)
-    clean = found["no faults"]
-    for arm in arms[1:]:
-        pairs = zip(found[arm], clean, strict=True)
-        differences = np.array([(one.score or 0.0) - (other.score or 0.0) for one, other in pairs])
-        low, high = bootstrap(differences)
-        print(f"{arm}, against none: {differences.mean():+.1%}, 95 % from {low:+.1%} to {high:+.1%}")
+                curve = trained(seeded, arm, given.share, given.kind, runner)
+                for step, samples in curve.items():
+                    found[arm][step] = [*found[arm].get(step, []), *samples]
+                reached = " ".join(f"{accuracy(samples):.1%}" for samples in curve.values())
+                print(f"\r{arm}, seed {seed}: held-out {reached}, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"\n{'step':16}" + "".join(f"{step:7}" for step in found["no faults"]))
+    for arm, curve in found.items():
+        print(f"{arm:16}" + "".join(f"{accuracy(samples):7.1%}" for samples in curve.values()))
+    for arm in ARMS[1:]:
+        print(f"{arm}, against none, 95 %:", end="")
+        for step, clean in found["no faults"].items():
+            pairs = zip(found[arm][step], clean, strict=True)
+            differences = np.array([(one.score or 0.0) - (other.score or 0.0) for one, other in pairs])
+            low, high = bootstrap(differences)
+            print(f"  step {step} {differences.mean():+.1%} ({low:+.1%} to {high:+.1%})", end="")
+        print()
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def measured(arm: str, raw: Path, out: Path, draw: int) -> tuple[float, float, s
     peak = 0.0
     while process.poll() is None:
         peak = max(peak, _memory(process.pid))
-        time.sleep(1.0)
+        time.sleep(0.2)
     seconds = time.perf_counter() - began
     if process.returncode:
         raise SystemExit(f"{arm} failed")

@@ -7,7 +7,6 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,8 @@ def main(params: Params, *, raw: Path, out: Path) -> None:
             blocks = [rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK)]
             with jsonl.whole(out / name) as file:
                 file.writelines(each(_lines, blocks, raws, progress, f"mix  {name}"))
-    jsonl.write(out / "removed.jsonl", (asdict(removal) for removal in pool.removals()))
+        with jsonl.whole(out / "removed.jsonl") as file:
+            file.writelines(pool.removals())
     report = statistics(pool, chosen, raws, settings)
     with jsonl.whole(out / "dataset_stats.json") as file:
         file.write(json.dumps(report, indent=2) + "\n")

@@ -7,7 +7,7 @@ FEW_WORDS = st.lists(st.sampled_from(["a", "b", "c", "the"]), max_size=40).map("
 
 
 def naive(questions: list[str], text: str) -> bool:
-    def grams(one: str) -> set[tuple[str, ...]]:
+    def grams(one: str) -> set[tuple[bytes, ...]]:
         told = words(one)
         return {tuple(told[start : start + N]) for start in range(len(told) - N + 1)}
 
@@ -20,8 +20,8 @@ def test_a_shared_run_of_words_is_found_if_and_only_if_there_is_one(questions: l
     assert (found is not None) == naive(questions, text)
     if found is not None:
         number, gram = found
-        assert gram in " ".join(words(text))
-        assert gram in " ".join(words(questions[number]))
+        assert gram.encode() in b" ".join(words(text))
+        assert gram.encode() in b" ".join(words(questions[number]))
 
 
 def numbered(*numbers: int) -> str:
@@ -50,4 +50,4 @@ def test_a_character_counts_as_a_word_where_words_are_not_divided() -> None:
         grams = Grams([question])
         assert grams.find(words(f"问题{question}abc")) is not None
         assert grams.find(words(f"{question[:7]}x{question[7:]}")) is None
-    assert words("GPT模型v2的") == ["gpt", "模", "型", "v2", "的"]
+    assert [word.decode() for word in words("GPT模型v2的")] == ["gpt", "模", "型", "v2", "的"]

@@ -15,11 +15,11 @@ WIDEST = 50
 """Rows that share a band are compared with so many of the first of them."""
 
 
-def shingles(words: Sequence[str]) -> list[str]:
-    return [" ".join(words[start : start + SHINGLE]) for start in range(max(1, len(words) - SHINGLE + 1))]
+def shingles(words: Sequence[bytes]) -> list[bytes]:
+    return [b" ".join(words[start : start + SHINGLE]) for start in range(max(1, len(words) - SHINGLE + 1))]
 
 
-def bands(texts: Sequence[Sequence[str]]) -> NDArray[np.uint64]:
+def bands(texts: Sequence[Sequence[bytes]]) -> NDArray[np.uint64]:
     """One row of `BANDS` numbers for each text, given as words."""
     from rensa import RMinHash
 
@@ -47,6 +47,6 @@ def pairs(banded: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
                     yield other, members[place]
 
 
-def jaccard(one: Iterable[str], other: Iterable[str]) -> float:
+def jaccard(one: Iterable[bytes], other: Iterable[bytes]) -> float:
     first, second = set(one), set(other)
     return len(first & second) / len(first | second)

@@ -37,6 +37,7 @@ def each(
 def _spread(function: Callable[[Item, Shared], Found], items: Sequence[Item], shared: Shared) -> Iterator[Found]:
     count = os.cpu_count() or 1
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([function.__module__])
     with ProcessPoolExecutor(count, context, initializer=_keep, initargs=(shared,)) as executor:
         waiting: deque[Future[Found]] = deque()
         try:

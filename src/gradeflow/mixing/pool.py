@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 from rich.progress import Progress
 
@@ -22,15 +23,13 @@ AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
-    """A row that goes because of another, with the words that they share or how similar they are."""
+class _Gone:
+    """Rows that go, each because of another, with the words that they share or how similar they are."""
 
-    id: str
-    source: str
-    split: Split
-    why: Why
-    because: str
-    shared: str | float
+    entries: NDArray[Any]
+    because: NDArray[Any]
+    why: Sequence[Why]
+    shared: Sequence[str | float]
 
 
 class Pool:
@@ -88,15 +87,19 @@ class Pool:
             for split in SPLITS
         }
 
-    def removals(self) -> Iterator[Removal]:
+    def removals(self) -> Iterator[str]:
+        """The rows that go, and why, in lines of JSON."""
         gone = np.flatnonzero(self._why)
-        for start in range(0, len(gone), AT_ONCE):
-            some = gone[start : start + AT_ONCE]
-            rows = scan.read(self._raws, self.entries[some])
-            others = scan.read(self._raws, self.entries[self._because[some]])
-            for index, row, other in zip(some.tolist(), rows, others, strict=True):
-                split, why = SPLITS[self.entries["split"][index]], WHY[self._why[index] - 1]
-                yield Removal(row.id, row.source, split, why, other.id, self._shared.get(index, ""))
+        blocks = [
+            _Gone(
+                self.entries[some],
+                self.entries[self._because[some]],
+                [WHY[number - 1] for number in self._why[some].tolist()],
+                [self._shared.get(index, "") for index in some.tolist()],
+            )
+            for some in (gone[start : start + AT_ONCE] for start in range(0, len(gone), AT_ONCE))
+        ]
+        yield from each(_told, blocks, self._raws, self._progress, "mix  removed rows")
 
     def draw(self, split: Split, size: int) -> NDArray[np.int64]:
         """About `size` entries, by their index: exact shares of types and of sources, in an order that mixes them.
@@ -173,6 +176,18 @@ class Pool:
         self._why[index] = 1 + WHY.index(why)
         self._because[index] = because
         self._shared[index] = shared
+
+
+def _told(gone: _Gone, raws: Sequence[Raw]) -> str:
+    rows, others = scan.read(raws, gone.entries), scan.read(raws, gone.because)
+    splits = [SPLITS[number] for number in gone.entries["split"].tolist()]
+    return "".join(
+        orjson.dumps(
+            {"id": row.id, "source": row.source, "split": split, "why": why, "because": other.id, "shared": shared},
+            option=orjson.OPT_APPEND_NEWLINE,
+        ).decode()
+        for row, split, why, other, shared in zip(rows, splits, gone.why, others, gone.shared, strict=True)
+    )
 
 
 def _mixed(digests: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:

@@ -41,7 +41,8 @@ ENTRY = np.dtype(
 """`high` and `low` are the digest of the problem, `source` the number of a raw file, in which a row has its place."""
 _TRAIN_END = b'"split": "train"}\n'
 _SPLIT = re.compile(rb'"split": ?"(train|validation|test)"\}\s*\Z')
-_VALIDATION = re.compile(rb'"split": ?"validation"')
+_VALIDATION = b'"split": "validation"', b'"split":"validation"'
+_OTHER_SPACES = bytes(code for code in range(128) if chr(code).isspace() and chr(code) != " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Raw:
             if not self.path.stat().st_size:
                 return False
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return _VALIDATION.search(content) is None
+                return all(content.rfind(said) < 0 for said in _VALIDATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +163,13 @@ def read(raws: Sequence[Raw], entries: NDArray[Any]) -> list[Example]:
     for raw in raws:
         convert = sources.load(raw.name).example
         places = np.flatnonzero(entries["source"] == raw.number)
-        with raw.path.open("rb") as file:
-            for place in places[np.argsort(entries["offset"][places])].tolist():
-                file.seek(int(entries["offset"][place]))
-                row = orjson.loads(file.read(int(entries["length"][place])))
+        places = places[np.argsort(entries["offset"][places])]
+        starts, lengths = entries["offset"][places].tolist(), entries["length"][places].tolist()
+        if not starts:
+            continue
+        with raw.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            for place, start, length in zip(places.tolist(), starts, lengths, strict=True):
+                row = orjson.loads(content[start : start + length])
                 row.pop("split", None)
                 found[place] = convert(row)
     return [found[place] for place in range(len(entries))]
@@ -174,13 +178,15 @@ def read(raws: Sequence[Raw], entries: NDArray[Any]) -> list[Example]:
 def _examples(piece: Piece, wanted: Callable[[Split], bool]) -> Iterator[tuple[int, bytes, Split, Example]]:
     convert = sources.load(piece.raw.name).example
     for offset, line in piece.lines():
-        if (told := _told(line)) is not None and not wanted(_lent(piece, told, line)):
+        split = _told(line)
+        if split and not wanted(split := _lent(piece, split, line)):
             continue
         try:
             row = orjson.loads(line)
             if not isinstance(row, dict):
                 raise DataError(f"expected an object, found {type(row).__name__}")
-            split = _lent(piece, _as_split(row.pop("split", None)), line)
+            said = row.pop("split", None)
+            split = split or _lent(piece, _as_split(said), line)
             if wanted(split):
                 yield offset, line, split, convert(row)
         except orjson.JSONDecodeError as error:
@@ -211,9 +217,18 @@ def _lent(piece: Piece, split: Split, line: bytes) -> Split:
 
 
 def _entry(piece: Piece, offset: int, line: bytes, split: Split, example: Example) -> tuple[int, ...]:
-    digest = xxhash.xxh3_128_intdigest(" ".join(example.problem.casefold().split()).encode())
+    digest = xxhash.xxh3_128_intdigest(_plain(example.problem))
     place = offset, len(line), piece.raw.number
     return digest >> 64, digest & 0xFFFFFFFFFFFFFFFF, *place, SPLITS.index(split), TYPES.index(example.problem_type)
+
+
+def _plain(text: str) -> bytes:
+    """The text without a difference of case or white space; most have one space between words as they are."""
+    text = text.casefold().strip()
+    plain = text.encode()
+    if text.isascii() and b"  " not in plain and len(plain.translate(None, _OTHER_SPACES)) == len(plain):
+        return plain
+    return " ".join(text.split()).encode()
 
 
 def _chunks(read_bytes: Callable[[int], bytes], size: int) -> Iterator[bytes]:
