@@ -42,27 +42,30 @@ class Pool:
         with_bands = settings.near_duplicates > 0
         pieces = scan.pieces(raws)
         held = list(each(scan.held_out, pieces, with_bands, progress, "mix  held-out questions"))
-        grams = Grams([question for one in held for question in one.questions] if settings.decontaminate else [])
-        mixed = [piece for piece in pieces if piece.raw.is_mixed]
-        found = [*held, *each(scan.training, mixed, (grams, with_bands), progress, "mix  training questions")]
-        entries = np.concatenate([one.entries for one in found])
-        bands = np.concatenate([one.bands for one in found])
-        starts = np.cumsum([0, *(len(one.entries) for one in found)]).tolist()
-        leaks = [
-            (start + place, *leak)
-            for start, one in zip(starts, found, strict=False)
-            for place, leak in one.leaks.items()
-        ]
-        del held, found  # of many rows they take as much room as all that follows
+        questions = [question for one in held for question in one.questions] if settings.decontaminate else []
+        entries = np.concatenate([one.entries for one in held])
         order = np.lexsort((entries["offset"], entries["source"], entries["split"]))
-        self.entries: NDArray[Any] = entries[order]
-        self._why = np.zeros(len(order), np.uint8)  # 1 and on: what WHY has there
-        self._because = np.full(len(order), -1, np.int64)
+        mixed = [piece for piece in pieces if piece.raw.is_mixed]
+        shared = Grams(questions), with_bands
+        found = list(each(scan.training, mixed, shared, progress, "mix  training questions"))  # by source and place
+        starts = np.cumsum([len(order), *(len(one.entries) for one in found)]).tolist()
+        now = np.argsort(order)
+        leaks = [
+            (start + place, int(now[question]), words_shared)
+            for start, one in zip(starts, found, strict=False)
+            for place, (question, words_shared) in one.leaks.items()
+        ]
+        bands = np.concatenate([one.bands for one in (*held, *found)])
+        self.entries: NDArray[Any] = np.concatenate([entries[order], *(one.entries for one in found)])
+        del found  # of many rows they take as much room as all that follows
+        self._why = np.zeros(len(self.entries), np.uint8)  # 1 and on: what WHY has there
+        self._because = np.full(len(self.entries), -1, np.int64)
         self._shared: dict[int, str | float] = {}
         self._drop_duplicates()
-        self._drop_contaminated(leaks, np.argsort(order))
+        self._drop_contaminated(leaks)
         if with_bands:
-            self._drop_near_duplicates(bands[order])
+            bands[: len(order)] = bands[order]
+            self._drop_near_duplicates(bands)
 
     def left(self, split: Split) -> NDArray[np.int64]:
         """The entries of a split that are not removed, by their index."""
@@ -145,12 +148,11 @@ class Pool:
         self._why[order[~new]] = 1 + WHY.index("duplicate")
         self._because[order[~new]] = first[~new]
 
-    def _drop_contaminated(self, leaks: Sequence[tuple[int, int, str]], now: NDArray[np.int64]) -> None:
-        """`leaks` are the places where row and question were found, what they share, and `now` where each is."""
-        for place, question, shared in leaks:
-            index = int(now[place])
+    def _drop_contaminated(self, leaks: Sequence[tuple[int, int, str]]) -> None:
+        """`leaks` are a row, the question that it gives away, and the words that they share."""
+        for index, question, shared in leaks:
             if not self._why[index]:
-                self._note(index, "contaminated", int(now[question]), shared)
+                self._note(index, "contaminated", question, shared)
 
     def _drop_near_duplicates(self, bands: NDArray[np.uint64]) -> None:
         made = [raw.number for raw in self._raws if raw.is_made]

@@ -165,11 +165,10 @@ def read(raws: Sequence[Raw], entries: NDArray[Any]) -> list[Example]:
         places = np.flatnonzero(entries["source"] == raw.number)
         places = places[np.argsort(entries["offset"][places])]
         starts, lengths = entries["offset"][places].tolist(), entries["length"][places].tolist()
-        if not starts:
-            continue
-        with raw.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with raw.path.open("rb") as file:
             for place, start, length in zip(places.tolist(), starts, lengths, strict=True):
-                row = orjson.loads(content[start : start + length])
+                file.seek(start)
+                row = orjson.loads(file.read(length))
                 row.pop("split", None)
                 found[place] = convert(row)
     return [found[place] for place in range(len(entries))]
