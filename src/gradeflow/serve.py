@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradeflow import adapter, models, registry, tracking
+from gradeflow.adapter import vllm
 from gradeflow.errors import AdapterError, SettingsError, SetupError
 from gradeflow.params import Base, Params, Serve
 from gradeflow.redact import redact
 from gradeflow.registry import Version
 
-VLLM = Path(".venv-vllm/bin/vllm")
+VLLM = vllm.PROGRAM
 CACHE = Path(".gradeflow/adapters")
 VLLM_LOG = Path(".gradeflow/vllm.log")
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 VLLM_START_S = 900.0
 STOP_S = 30.0
 
@@ -99,12 +99,11 @@ def check(folder: Path, version: Version, served_as: tuple[str, ...], settings: 
             f"{folder}: its digest is {facts.digest[:12]}; {version.name} {version.version} was registered "
             f"as {version.digest[:12]}"
         )
-    rank = max(facts.rank, *(config.get("rank_pattern") or {}).values(), 0)
     return Served(
         served_as,
         folder.resolve(),
         facts.digest,
-        rank,
+        facts.rank,
         base,
         str(config["base_model_name_or_path"]),
         revision,
@@ -210,9 +209,7 @@ def _in_process(served: Served, settings: Serve, key: str) -> Iterator[Server]:
 
 
 def vllm_command(program: Path, served: Served, host: str, port: int, *, cpu: bool) -> list[str]:
-    rank = next((rank for rank in VLLM_RANKS if rank >= served.rank), None)
-    if rank is None:
-        raise AdapterError(f"{served.adapter}: rank {served.rank}; vLLM takes at most {VLLM_RANKS[-1]}")
+    rank = adapter.max_lora_rank(served.rank)
     pinned = ["--revision", served.revision, "--tokenizer-revision", served.revision] if served.revision else []
     return [
         *(str(program), "serve", served.base, *pinned, "--served-model-name", served.base_name),
@@ -232,17 +229,14 @@ def vllm_environment(key: str, environment: Mapping[str, str]) -> dict[str, str]
     return {"VLLM_CPU_KVCACHE_SPACE": "1", **kept, **own}
 
 
-def _is_cpu_build(program: Path) -> bool:
-    return any(program.resolve().parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
-
-
 @contextlib.contextmanager
 def _by_vllm(served: Served, settings: Serve, key: str, root: Path) -> Iterator[Server]:
+    adapter.validate(served.adapter, backend="vllm", allow_bin=True)
     with _listen(settings.host, settings.port) as probe:
         port = probe.getsockname()[1]
     program, log, url = (root / VLLM).absolute(), root / VLLM_LOG, _url(settings.host, port)
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = vllm_command(program, served, settings.host, port, cpu=_is_cpu_build(program))
+    command = vllm_command(program, served, settings.host, port, cpu=vllm.is_cpu_build(program))
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
