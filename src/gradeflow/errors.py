@@ -10,11 +10,17 @@ GradeflowError
 │   ├── GraderError    a grader crashed on a submission that it should have judged
 │   └── TooManyFaults  so many of these that a stage stopped, to go on later
 ├── AuditError         a judge calls wrong answers right
+├── EvaluationError    an evaluation has no whole results: none, half of them, of another version, or out of time
 ├── AdapterError       an adapter's files are missing, broken, do nothing, or belong to another base
 ├── TrackingError      the MLflow server or store cannot be used
 ├── PromotionError     the gate cannot decide: no champion's samples, unequal settings, broken lineage
 └── SetupError         the machine lacks something; the message says how to get it
 """
+
+from collections.abc import Sequence
+
+TIMED_OUT = 124
+"""What `timeout` of GNU coreutils ends with."""
 
 AGAIN = 75
 """EX_TEMPFAIL of sysexits.h: nothing is wrong with the command, and the same one goes on later."""
@@ -67,6 +73,15 @@ class TooManyFaults(Fault):
 
 
 class AuditError(GradeflowError): ...
+
+
+class EvaluationError(GradeflowError):
+    """`done` are the tasks that do have results."""
+
+    def __init__(self, message: str, *, done: Sequence[str] = (), status: int = 1) -> None:
+        super().__init__(message)
+        self.done = tuple(done)
+        self.status = status
 
 
 class AdapterError(GradeflowError): ...

@@ -227,11 +227,39 @@ class Train(Section):
     lora: Lora
 
 
+class Docker(Section):
+    """What `docker run` is told where an evaluation runs in its image."""
+
+    image: str = setting("image that docker/evaluate.Dockerfile builds", min_length=1)
+    memory: str = setting("most memory, as Docker writes it", pattern=r"^[0-9]+[bkmg]?$")
+    shm_size: str = setting("shared memory, which several GPUs need", pattern=r"^[0-9]+[bkmg]?$")
+    gpus: str = setting("`all`, a count, `device=0,1`, or empty for none")
+
+
 class Evaluate(Section):
+    tasks: list[str] = setting(
+        "names of lm-eval tasks and groups, YAML files of tasks, and `workflow`, the project's own", min_length=1
+    )
     split: Literal["validation", "test"] = setting("which mixed split the workflow task reads")
     limit: Count = setting("questions per task; 0: all")
-    batch_size: Positive = setting("prompts generated at once")
-    max_gen_tokens: Positive = setting("longest generated text")
+    num_fewshot: int = setting("examples before each question; -1: as many as the task says", ge=-1)
+    chat_template: bool = setting("put prompts into the model's chat template")
+    batch_size: Count = setting("prompts generated at once; 0: as many as fit")
+    max_gen_tokens: Positive = setting("longest generated workflow; lm-eval's tasks have their own")
+    max_model_len: Count = setting("tokens that prompt and reply may have; 0: as many as the model has")
+    backend: Literal["auto", "vllm", "hf"] = setting("`auto`: vLLM where a GPU and .venv-vllm are, else hf")
+    gpus: Positive = setting("GPUs that one model is spread over")
+    gpu_memory: float = setting("share of a GPU's memory that vLLM takes", gt=0, lt=1)
+    timeout_s: Count = setting("seconds after which an evaluation ends with what it has (status 124); 0: never")
+    where: Literal["local", "docker"] = setting("on this machine, or in the image")
+    confirm_run_unsafe_code: bool = setting("allow tasks that run generated code; it runs in the sandbox")
+    trust_remote_code: bool = setting("run code that a model or dataset brings along")
+    allow_bin: bool = setting("read an adapter_model.bin (of tensors alone) where there are no safetensors")
+    include: list[str] = setting("folders with YAML files of tasks of one's own")
+    data: dict[str, str] = setting("folder or file that stands for a dataset of lm-eval, such as openai/gsm8k")
+    cache: str = setting("folder that keeps replies, so that none is generated twice; empty: none are kept")
+    after_training: bool = setting("evaluate each adapter when its training ends")
+    docker: Docker
 
 
 class Promote(Section):

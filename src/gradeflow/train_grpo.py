@@ -170,7 +170,7 @@ class Watcher:
             self.course.tokenizer,
             prompts,
             max_tokens=self.params.train.max_completion_tokens,
-            batch_size=self.params.evaluate.batch_size,
+            batch_size=self.params.evaluate.batch_size or 64,
         )
         graded = self.course.wait(self.course.environment.grade_all(list(zip(texts, self.validation, strict=True))))
         samples = [one.sample for one in graded]

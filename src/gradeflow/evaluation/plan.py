@@ -1,0 +1,65 @@
+"""What a worker is to measure: written by whoever starts it, as a file of JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from gradeflow.params import Evaluate, Params, validate
+
+Backend = Literal["vllm", "hf"]
+BASE = "base"
+WORKFLOW = "workflow"
+"""The project's own task: the subject writes workflows, which are run and graded as in training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The base alone, called `base` and with neither digest nor folder, or one of its adapters.
+
+    An adapter is called by the first 12 digits of its digest, so that no two of them share a name.
+    """
+
+    name: str
+    digest: str = ""
+    folder: str = ""
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`base` is a folder or a hub id; `tasks` are lm-eval's own names, YAML files, or `workflow`.
+
+    Of each subject and task the worker writes `out`/SUBJECT/TASK/results.json and samples_TASK.jsonl beside what
+    lm-eval writes, as soon as it has them.
+    """
+
+    base: str
+    revision: str
+    base_digest: str
+    dtype: str
+    subjects: Sequence[Subject]
+    tasks: Sequence[str]
+    backend: Backend
+    params: Params
+    out: str
+
+    @property
+    def settings(self) -> Evaluate:
+        return self.params.evaluate
+
+    def folder(self, subject: str, task: str) -> Path:
+        """Where the results of a subject's task lie once they are whole."""
+        return Path(self.out) / subject / (Path(task).stem if task.endswith((".yaml", ".yml")) else task)
+
+    def write(self, file: Path) -> None:
+        """As JSON that `read` understands."""
+        tree = asdict(self) | {"params": self.params.model_dump(mode="json")}
+        file.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, file: Path) -> "Plan":
+        tree = json.loads(file.read_text(encoding="utf-8"))
+        subjects = [Subject(**subject) for subject in tree.pop("subjects")]
+        return cls(subjects=subjects, params=validate(tree.pop("params")), **tree)
