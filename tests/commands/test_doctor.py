@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -7,7 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from gradeflow import __main__ as cli
 from gradeflow import params, sandbox, tracking
@@ -138,6 +141,25 @@ def test_a_base_model_that_is_not_there(model: str, mark: str, said: str, machin
     finding = found(base={"model": model, "revision": ""})["base model"]
     assert finding.mark == mark
     assert said in finding.said + finding.remedy
+
+
+def test_a_base_that_is_there_is_looked_at_as_before_an_evaluation(machine: Any, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    (base / "tokenizer.json").write_text("{}")
+    (base / "chat_template.jinja").write_text("{{ messages }}")
+    save_file({"model.embed_tokens.weight": np.zeros((8, 8), np.float32)}, base / "model.safetensors")
+    findings = found(base={"model": str(base)})
+    assert findings["base model"].said == f"{base}: 1 tensors"
+    told = {what: finding.mark for what, finding in findings.items() if what.startswith("evaluate: ")}
+    assert list(told) == [f"evaluate: {what}" for what in ("chat template", "context", "GPUs", "memory", "backend")]
+    assert "bad" not in told.values()
+    (base / "chat_template.jinja").unlink()
+    assert found(base={"model": str(base)})["evaluate: chat template"].mark == "bad"
+    (base / "tokenizer.json").unlink()
+    finding = found(base={"model": str(base)})["base model"]
+    assert (finding.mark, "no tokenizer" in finding.said) == ("bad", True)
 
 
 @pytest.mark.parametrize(

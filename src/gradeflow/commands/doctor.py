@@ -15,10 +15,13 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from gradeflow import llm, models, readiness, sandbox, serve, tracking
 from gradeflow.errors import GradeflowError, SettingsError, SetupError, TrackingError
+from gradeflow.evaluation import preflight
+from gradeflow.evaluation.plan import BASE, Plan, Subject
+from gradeflow.evaluation.preflight import Finding
 from gradeflow.params import Model, Params
 from gradeflow.redact import redact
 
@@ -34,15 +37,6 @@ EXTRAS = {
 }
 TELLING = {"client": ("mlflow", "openai"), "data": ("dvc",), "train": ("torch", "trl", "lm-eval")}
 MARKS = {"good": ("ok ", "green"), "bad": ("BAD", "bold red"), "optional": ("-  ", "yellow")}
-
-
-class Finding(NamedTuple):
-    """`bad` is needed and missing; `optional` is missing, or worth knowing, and a run can do without."""
-
-    mark: Literal["good", "bad", "optional"]
-    what: str
-    said: str
-    remedy: str = ""
 
 
 def main(params: Params) -> None:
@@ -64,7 +58,7 @@ def examine(params: Params, root: Path) -> Iterator[Finding]:
     yield from asyncio.run(_layers(params))
     yield _store(params, root)
     yield from asyncio.run(_models(params))
-    yield _base(params)
+    yield from _base(params, root)
     yield _disk("disk here", root)
     yield _disk("disk for temporary files", Path(tempfile.gettempdir()))
     yield _memory(params)
@@ -160,13 +154,35 @@ async def _model(name: str, model: Model) -> Finding:
     return Finding("good", what, f"{model.model} at {redact(model.url)} answers")
 
 
-def _base(params: Params) -> Finding:
+def _base(params: Params, root: Path) -> Iterator[Finding]:
+    """The base, and what evaluating it here would stumble over."""
     try:
-        return Finding("good", "base model", models.locate(params.base, models.identify(params.base).name))
+        identity = models.identify(params.base)
+        where = models.locate(params.base, identity.name)
     except SettingsError as error:
-        return Finding("bad", "base model", str(error))
+        yield Finding("bad", "base model", str(error))
+        return
     except SetupError:
-        return Finding("optional", "base model", "the embedded one is not made yet", "gradeflow base")
+        yield Finding("optional", "base model", "the embedded one is not made yet", "gradeflow base")
+        return
+    plan = Plan(
+        base=where,
+        revision=params.base.revision,
+        base_digest=identity.digest,
+        dtype=params.train.dtype,
+        subjects=[Subject(BASE)],
+        tasks=params.evaluate.tasks,
+        backend=preflight.choose_backend(params.evaluate, root),
+        params=params,
+        out="",
+    )
+    for finding in preflight.machine(plan, root=root):
+        if finding.what == "base":
+            yield finding._replace(what="base model")
+        elif finding.remedy == INSTALL.format("train"):  # told of above, and a run of other stages can do without
+            yield finding._replace(what="evaluate: backend", mark="optional")
+        else:
+            yield finding._replace(what=f"evaluate: {finding.what}")
 
 
 def _disk(what: str, folder: Path) -> Finding:
