@@ -1,0 +1,238 @@
+"""What runs in the image: the original's variables -> a plan -> the worker -> OUTPUT_DIR/results.json, if all is there.
+
+Each task's results lie in OUTPUT_DIR/.gradeflow, by base, adapter and settings: what is done when time runs out is not
+done again. No variable is ever read as a command. Ends with status 0 for whole results alone.
+"""
+
+import argparse
+import errno
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gradeflow import adapter as adapters
+from gradeflow import digest, disk, fingerprint, jsonl, models, params
+from gradeflow.errors import EvaluationError, GradeflowError, SettingsError, SetupError
+from gradeflow.evaluation import preflight, tasks, worker
+from gradeflow.evaluation.original import CONTEXT, NO_ADAPTER, Container, offline
+from gradeflow.evaluation.plan import BASE, Backend, Plan, Subject
+
+OF_THE_FOLDER = disk.FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+KEPT = ".gradeflow"
+RESULTS = "results.json"
+
+Resolve = Callable[[Sequence[str], Sequence[str]], Sequence[str]]
+Run = Callable[[Plan], None]
+
+
+def main(argv: Sequence[str] | None = None, *, resolve: Resolve | None = None, run: Run | None = None) -> int:
+    """Evaluate as the environment says; returns the exit status. The last line says how it ended."""
+    parser = argparse.ArgumentParser(prog="gradeflow-evaluate", description=__doc__)
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="settings that no variable is for")
+    file = parser.parse_args(argv).params
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        container = Container.read(os.environ)
+        os.environ.update(hub_folders(container, os.environ))
+        settings = params.load(file, container.overrides())
+        results = evaluate(container, settings, resolve or tasks.resolve, run or _run)
+    except GradeflowError as error:
+        return _failed(str(error), getattr(error, "status", 1))
+    except OSError as error:
+        if error.errno not in OF_THE_FOLDER:
+            raise
+        return _failed(f"{error.filename}: {disk.said(error)}; is it writable for user {os.getuid()}?", 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    print(f"gradeflow: done: {', '.join(container.benchmark_tasks)}: {results}", flush=True)
+    return 0
+
+
+def hub_folders(container: Container, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that keep all that comes from the hub, models too, with the datasets; offline, for all libraries."""
+    datasets = str(container.hf_datasets_cache.absolute())
+    found = {"HF_HOME": environment.get("HF_HOME") or datasets, "HF_DATASETS_CACHE": datasets}
+    if offline(environment):
+        found |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
+    return found
+
+
+def evaluate(container: Container, settings: params.Params, resolve: Resolve, run: Run) -> Path:
+    """Measure what is not measured yet, and write results.json, samples and lm-eval's own files into OUTPUT_DIR.
+
+    Raises:
+        EvaluationError: a task has no results; which ones have is said, and an earlier results.json is gone.
+    """
+    out = container.output_dir.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / RESULTS).unlink(missing_ok=True)
+    plan = make_plan(container, settings, resolve)
+    Path(plan.out).mkdir(parents=True, exist_ok=True)
+    done = finished(plan)
+    left = [task for task in plan.tasks if task not in done]
+    if left:
+        try:
+            run(replace(plan, tasks=left))
+        except EvaluationError as error:
+            raise _unfinished(plan, str(error), error.status) from error
+        done = finished(plan)
+        if len(done) < len(plan.tasks):
+            raise _unfinished(plan, "the worker ended without results", 1)
+    collect([done[task] for task in plan.tasks], out)
+    return out / RESULTS
+
+
+def make_plan(container: Container, settings: params.Params, resolve: Resolve) -> Plan:
+    base, config = find_base(container.base_model)
+    subject = find_adapter(container, base)
+    names = list(dict.fromkeys(resolve(container.benchmark_tasks, settings.evaluate.include)))
+    revision = "" if Path(base).is_dir() else config.parent.name
+    identity = models.identify(settings.base.model_copy(update={"model": base, "revision": revision}))
+    kept = container.output_dir.absolute() / KEPT
+    evaluate = settings.evaluate.model_copy(
+        update={
+            "tasks": names,
+            "max_model_len": settings.evaluate.max_model_len or min(CONTEXT, _context(config)),
+            "cache": str(kept / "replies"),
+        }
+    )
+    same = evaluate.model_dump(
+        mode="json", exclude={"tasks", "timeout_s", "cache", "where", "docker", "after_training"}
+    )
+    mark = digest.of_json([identity.digest, same, fingerprint.code()])[:12]
+    backend = _backend(evaluate)
+    whole = settings.model_copy(update={"evaluate": evaluate})
+    return Plan(base, revision, identity.digest, "auto", [subject], names, backend, whole, str(kept / mark))
+
+
+def find_base(written: str) -> tuple[str, Path]:
+    """The folder, or the hub id, and its config.json: a hub id's is fetched, into a folder that is named by commit."""
+    folder = Path(written)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise SettingsError(f"BASE_MODEL is {written!r}; expected a model's folder, but it has no config.json")
+        return str(folder.absolute()), folder / "config.json"
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    try:
+        return written, Path(hf_hub_download(written, "config.json"))
+    except (HFValidationError, RepositoryNotFoundError):
+        raise SettingsError(f"BASE_MODEL is {written!r}; expected a folder that is there, or a hub id") from None
+    except OSError as error:
+        said = str(error).strip().splitlines()[0]
+        raise SetupError(
+            f"BASE_MODEL is {written!r}, which is no folder here, and from the hub it cannot be had: {said}. "
+            "Mount a folder with the model and name that, or let the container reach the hub"
+        ) from None
+
+
+def find_adapter(container: Container, base: str) -> Subject:
+    if container.adapter_path == NO_ADAPTER:
+        return Subject(BASE)
+    folder = Path(container.adapter_path).absolute()
+    if not folder.is_dir():
+        raise SettingsError(
+            f"ADAPTER_PATH is {container.adapter_path!r}: Output directory not found; expected an adapter's folder, or "
+            f"{NO_ADAPTER} for the base alone"
+        )
+    facts = adapters.validate(folder, None, Path(base) if Path(base).is_dir() else None)
+    return Subject(facts.digest[:12], facts.digest, str(folder), facts.rank)
+
+
+def finished(plan: Plan) -> dict[str, Path]:
+    """The folder of each task that has results."""
+    (subject,) = plan.subjects
+    found: dict[str, Path] = {}
+    for file in sorted((Path(plan.out) / subject.name).rglob(RESULTS)):
+        if measured := _measured(file):
+            names = {file.parent.name, *measured}
+            found |= {task: file.parent for task in plan.tasks if plan.folder("", task).name in names}
+    return found
+
+
+def collect(folders: Sequence[Path], out: Path) -> None:
+    """Samples and lm-eval's own files of all tasks, and, last, results.json: theirs as one."""
+    for folder in folders:
+        for file in sorted(folder.rglob("*.json*")):
+            if file.name != RESULTS and file.is_file():
+                shutil.copyfile(file, out / file.name)
+    merged: dict[str, Any] = {}
+    for folder in dict.fromkeys(folders):
+        merged = _merged(merged, json.loads((folder / RESULTS).read_text(encoding="utf-8")))
+    with jsonl.whole(out / RESULTS) as whole:
+        whole.write(json.dumps(merged, indent=2, ensure_ascii=False) + "\n")
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Two results as one: tables joined, times added up; of what is said twice, the later."""
+    joined = dict(one)
+    for key, value in other.items():
+        if isinstance(value, dict) and isinstance(one.get(key), dict):
+            joined[key] = _merged(one[key], value)
+        elif key == "total_evaluation_time_seconds" and key in one:
+            joined[key] = str(float(one[key]) + float(value))
+        else:
+            joined[key] = value
+    return joined
+
+
+def _measured(file: Path) -> set[str]:
+    """What a results.json has; nothing where it is not whole."""
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+        return {*tree["results"], *tree.get("groups", {})}
+    except (ValueError, KeyError, TypeError):
+        return set()
+
+
+def _context(config: Path) -> int:
+    """The model's own limit, where it is where most models have it."""
+    try:
+        tree = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingsError(f"BASE_MODEL: {config}: not a model's configuration: {error}") from None
+    return int(tree.get("max_position_embeddings") or CONTEXT)
+
+
+def _backend(settings: params.Evaluate) -> Backend:
+    if settings.backend != "auto":
+        return settings.backend
+    there = importlib.util.find_spec("vllm") is not None and shutil.which("nvidia-smi") is not None
+    return "vllm" if there else "hf"
+
+
+def _unfinished(plan: Plan, why: str, status: int) -> EvaluationError:
+    done = list(finished(plan))
+    missing = [task for task in plan.tasks if task not in done]
+    return EvaluationError(
+        f"{why}; done: {', '.join(done) or 'nothing'}; without results: {', '.join(missing) or 'nothing'}; the same "
+        "command goes on from there",
+        done=done,
+        status=status,
+    )
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    raise EvaluationError(f"ended by {signal.Signals(number).name}", status=128 + number)
+
+
+def _failed(message: str, status: int) -> int:
+    print(f"gradeflow: failed, status {status}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    return status
+
+
+def _run(plan: Plan) -> None:
+    preflight.require(plan, tasks.known(plan.settings))
+    worker.run(plan)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

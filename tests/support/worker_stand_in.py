@@ -1,0 +1,73 @@
+"""A stand-in for the evaluation worker, in the entrypoint: `python worker_stand_in.py PART ARGUMENTS...` acts the part.
+
+It writes what lm-eval writes, without a model: each task's accuracy is 0.5.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gradeflow.errors import TIMED_OUT, EvaluationError, SettingsError
+from gradeflow.evaluation import entrypoint
+from gradeflow.evaluation.plan import Plan
+
+
+def resolve(names: Sequence[str], include: Sequence[str]) -> list[str]:
+    """Knows `math` by its alias, and no name with a space."""
+    for name in names:
+        if " " in name:
+            raise SettingsError(f"{name!r}: no such task")
+    return ["hendrycks_math" if name == "math" else name for name in names]
+
+
+def write(plan: Plan, task: str) -> None:
+    name = Path(task).stem if task.endswith(".yaml") else task
+    folder = Path(plan.out) / plan.subjects[0].name / name
+    folder.mkdir(parents=True, exist_ok=True)
+    tree = {
+        "results": {name: {"alias": name, "acc,none": 0.5}},
+        "versions": {name: 1},
+        "lm_eval_version": "0.4.13",
+        "total_evaluation_time_seconds": "1.5",
+        "gradeflow": {"adapter": plan.subjects[0].digest, "primary": {name: 0.5}},
+    }
+    (folder / "results.json").write_text(json.dumps(tree))
+    (folder / f"samples_{name}.jsonl").write_text('{"doc_id": 0}\n')
+    (folder / "model").mkdir(exist_ok=True)
+    (folder / "model" / f"results_{name}_2026.json").write_text(json.dumps(tree))
+
+
+class Worker:
+    """Writes results for what it is asked, and keeps the plans; in a part it stops after the first task."""
+
+    def __init__(self, part: str = "") -> None:
+        self.part = part
+        self.plans: list[Plan] = []
+
+    def run(self, plan: Plan) -> None:
+        self.plans.append(plan)
+        first, *rest = plan.tasks
+        write(plan, first)
+        match self.part:
+            case "time-out":
+                raise EvaluationError("time is up", status=TIMED_OUT)
+            case "crash":
+                raise EvaluationError("the model broke down")
+            case "hang":
+                print("hanging", flush=True)
+                time.sleep(600)
+            case "forget":
+                return
+            case "cut":
+                write(plan, rest[0])
+                file = Path(plan.out) / plan.subjects[0].name / rest[0] / "results.json"
+                file.write_text(file.read_text()[:-10])
+            case _:
+                for task in rest:
+                    write(plan, task)
+
+
+if __name__ == "__main__":
+    sys.exit(entrypoint.main(sys.argv[2:], resolve=resolve, run=Worker(sys.argv[1]).run))
