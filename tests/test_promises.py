@@ -127,14 +127,15 @@ def test_no_large_file_is_tracked() -> None:
     assert [path for path in tracked() if path.stat().st_size > 1 << 20] == []
 
 
-def readme_commands() -> list[list[str]]:
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def documented_commands() -> list[list[str]]:
+    text = "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [line.split() for line in lines if line and not line.startswith("#")]
 
 
-@pytest.mark.parametrize("command", readme_commands(), ids=" ".join)
-def test_every_command_of_the_readme_is_one_that_exists(command: list[str]) -> None:
+@pytest.mark.parametrize("command", documented_commands(), ids=" ".join)
+def test_every_documented_command_is_one_that_exists(command: list[str]) -> None:
     program, *rest = command
     match program:
         case "gradeflow":

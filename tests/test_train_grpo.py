@@ -276,6 +276,6 @@ def test_what_did_not_happen_in_a_step_counts_zero() -> None:
 def test_questions_without_a_score_are_no_accuracy_of_zero() -> None:
     sample = Sample("id", "digest", "places", "text", "return 1", None, None, "", valid=False, fault="unreachable")
     assert not {"val_accuracy", "val_avg_correctness"} & set(train_grpo.validation_metrics([sample], 0.0))
-    assert "workflow/base/accuracy" not in evaluate.metrics({"base": [sample]})
+    assert "accuracy" not in evaluate.workflow_metrics([sample])
     right = replace(sample, score=1.0, fault=None)
     assert train_grpo.validation_metrics([sample, right], 0.0)["val_accuracy"] == 1.0

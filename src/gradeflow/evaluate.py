@@ -1,7 +1,8 @@
-"""Measure a base model and an adapter with lm-evaluation-harness, on equal terms.
+"""Measure a base model and its adapters with lm-evaluation-harness, on equal terms.
 
-The adapter writes workflows, so the task's prompt is the policy's, and grading runs the workflow and asks the same
-scorer as training does. Writes results.json, the samples and the adapter's files into one MLflow run.
+In the project's own task an adapter writes workflows, so its prompt is the policy's, and grading runs the workflow and
+asks the same scorer as training does. lm-eval's tasks keep their own prompts and metrics. One MLflow run has
+results.json, the samples and the adapters' files.
 """
 
 import asyncio
@@ -9,8 +10,8 @@ import json
 import shutil
 import statistics
 import tempfile
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,143 +19,247 @@ from rich.console import Console
 from rich.table import Table
 
 from gradeflow import adapter as adapters
-from gradeflow import dataset, fingerprint, gate, jsonl, lineage, models, registry, tracking
+from gradeflow import dataset, digest, fingerprint, gate, jsonl, lineage, models, registry, tracking
 from gradeflow.adapter import BaseIdentity
-from gradeflow.dataset import Dataset
-from gradeflow.errors import AdapterError, TooManyFaults
+from gradeflow.errors import AdapterError
+from gradeflow.evaluation import docker, preflight, process, results, workflow
+from gradeflow.evaluation import tasks as lm_tasks
+from gradeflow.evaluation.plan import BASE, WORKFLOW, Plan, Subject
+from gradeflow.evaluation.report import TaskResult
+from gradeflow.evaluation.results import Evaluation
+from gradeflow.evaluation.samples import differences
 from gradeflow.grpo import environment as environments
-from gradeflow.grpo.environment import WorkflowEnvironment
-from gradeflow.grpo.harness import WorkflowTask, run_harness
 from gradeflow.params import Params
 from gradeflow.types import KINDS, Sample
-from gradeflow.workflow import fixed
 
 SECTIONS = ("evaluate", "base", "models", "workflow", "judge", "scorer", "sandbox")
+QUICK = 10
+"""Questions per task in the original's quick mode."""
+ADAPTERS = Path(".gradeflow/adapters")
+UNFINISHED = Path(".gradeflow/evaluations/unfinished")
+# What says how an evaluation is run, and not what is measured.
+HOW = {"cache", "where", "docker", "timeout_s", "after_training"}
 
 
-def main(params: Params, *, adapter: str = "") -> None:
-    """Evaluate the adapter in a folder, or that of the newest training run of this chain."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An adapter's files and the training run that made it; a folder of the user's has none."""
+
+    folder: Path
+    training_run: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Results of lm-eval's tasks by subject and task, and samples of workflows by what wrote them."""
+
+    evaluations: Mapping[str, Mapping[str, Evaluation]]
+    samples: Mapping[str, Sequence[Sample]]
+    facts: Mapping[str, Any]
+
+
+def main(params: Params, *, adapter: str = "", tasks: str = "", quick: bool = False) -> None:
+    """Evaluate adapters (folders, training runs, registry URIs, by commas), or that of the newest training run."""
+    params = _with_inputs(params, tasks, quick=quick)
     tracking.connect(params.tracking, Path())
-    folder, training_run = find_adapter(adapter)
-    data = dataset.read(params.evaluate.split)
-    identity = models.identify(params.base)
-    digest = adapters.validate(folder, identity, models.base_folder(params.base)).digest
-    mark = fingerprint.of(params, SECTIONS, identity.digest, digest, data.md5)
+    found = [] if adapter == BASE else [find_adapter(one.strip()) for one in adapter.split(",")]
+    identity, base = models.identify(params.base), models.base_folder(params.base)
+    data = dataset.read(params.evaluate.split) if WORKFLOW in params.evaluate.tasks else None
+    plan = make_plan(params, found, identity, base)
+    digests = [subject.digest for subject in plan.subjects]
+    mark = fingerprint.of(params, SECTIONS, identity.digest, *digests, data.md5 if data else "")
     if (done := tracking.find_run("evaluate", mark)) is not None:
         tracking.note_reuse("evaluate", done)
         print(f"evaluate: nothing has changed; reused run {done}")
         return
+    preflight.require(plan, lm_tasks.known(params.evaluate))
+    if data:
+        asyncio.run(environments.require_ready(params))
+    training_run = found[0].training_run if len({one.training_run for one in found}) == 1 else ""
     chain = tracking.read_tags(training_run).get(tracking.CHAIN) if training_run else None
-    asyncio.run(environments.require_ready(params))
     with (
         tracking.start_run("evaluate", params.model_dump(mode="json"), fingerprint=mark, chain=chain) as run,
         tempfile.TemporaryDirectory() as scratch,
-        models.leaving_room(),
-        asyncio.Runner() as runner,
     ):
-        registry.record_prompts(run, environments.prompts(params))
-        run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
-        environment = WorkflowEnvironment(params)
-        try:
-            samples, raw = measure(params, folder, data, environment, runner)
-            require_scores(samples, environment.needs)
-        finally:
-            runner.run(environment.close())
+        if training_run and tracking.PARENT not in tracking.read_tags(run.id):
+            run.set_tags({tracking.PARENT: training_run})
+        if data:
+            registry.record_prompts(run, environments.prompts(params))
+            run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
+        docker.measure(plan, params.evaluate.docker) if params.evaluate.where == "docker" else process.run(plan)
+        measured = read(plan)
         out = Path(scratch)
-        write(out, samples, raw, digest, folder, training_run, environment, identity)
+        write(out, plan, measured, found, identity)
         run.log_artifacts(out)
-        run.log_metrics(metrics(samples) | environment.clients.figures())
-        run.set_tags({registry.ADAPTER_DIGEST: digest, lineage.TRAINING_RUN: training_run})
-    show(samples, digest)
+        run.log_metrics(metrics(measured) | dict(measured.facts.get("figures", {})))
+        run.set_tags(facts(measured))
+        run.set_tags({registry.ADAPTER_DIGEST: ",".join(digests[1:]), lineage.TRAINING_RUN: training_run})
+        for name, rows in flips(plan, measured):
+            run.log_table(name, rows)
+        for subject, one in zip(plan.subjects[1:], found, strict=True):
+            model = registry.logged_model(
+                one.folder, digest=subject.digest, run_id=one.training_run or run.id, step=one.step
+            )
+            registry.log_metrics(model, metrics_of(subject.name, measured), run.id)
+    shutil.rmtree(plan.out)
+    show(measured)
 
 
-def find_adapter(given: str) -> tuple[Path, str]:
-    """The adapter's folder and the training run that made it; a folder of the user's has no run."""
+def _with_inputs(params: Params, tasks: str, *, quick: bool) -> Params:
+    changes: dict[str, Any] = {"tasks": [one.strip() for one in tasks.split(",")]} if tasks else {}
+    if quick:
+        changes["limit"] = QUICK
+    return params.model_copy(update={"evaluate": params.evaluate.model_copy(update=changes)})
+
+
+def make_plan(params: Params, found: Sequence[Found], identity: BaseIdentity, base: Path) -> Plan:
+    """The plan for these adapters; an unfinished evaluation of the same goes on in its folder."""
+    subjects = [Subject(BASE)]
+    for one in found:
+        facts = adapters.validate(one.folder, identity, base, allow_bin=params.evaluate.allow_bin)
+        subjects.append(Subject(facts.digest[:12], facts.digest, str(one.folder.absolute()), facts.rank))
+    names = lm_tasks.resolve(params.evaluate.tasks, params.evaluate.include)
+    backend = preflight.choose_backend(params.evaluate)
+    what = params.evaluate.model_dump(mode="json", exclude=HOW)
+    others = [params.model_dump(mode="json", include={name}) for name in SECTIONS[1:]] if WORKFLOW in names else []
+    mark = digest.of_json([identity.digest, [one.digest for one in subjects], names, backend, what, *others])
+    return Plan(
+        base=str(base.absolute()),
+        revision="",
+        base_digest=identity.digest,
+        dtype=params.train.dtype,
+        subjects=subjects,
+        tasks=names,
+        backend=backend,
+        params=params,
+        out=str((UNFINISHED / mark[:16]).absolute()),
+    )
+
+
+def find_adapter(given: str) -> Found:
+    """A folder, a run by its id or `runs:/ID`, `models:/NAME@ALIAS`, or for nothing the newest training run."""
     if given and Path(given).is_dir():
-        return Path(given), ""
-    run = given or tracking.find_stage("train_grpo")
-    if run is None:
+        return Found(Path(given))
+    if "/" in given and not given.startswith(("runs:/", "models:/")):
+        raise AdapterError(f"{given}: Output directory not found; expected an adapter's folder, run or registry URI")
+    if given.startswith("models:/"):
+        version = registry.resolve(given)
+        if version is None:
+            raise AdapterError(f"{given}: no such version in the registry")
+        return Found(registry.fetch(version, ADAPTERS), version.tags.get(lineage.TRAINING_RUN, ""))
+    run, _, path = given.removeprefix("runs:/").partition("/")
+    if not (run := run or tracking.find_stage("train_grpo") or ""):
         raise AdapterError("no finished training run in this experiment; train one, or give --adapter FOLDER")
-    return tracking.download_artifact(run, "adapter", Path(".gradeflow/adapters") / run), run
+    step = int(tracking.read_tags(run).get("gradeflow.adapter.step", 0))
+    return Found(tracking.download_artifact(run, path or "adapter", ADAPTERS / run), run, step)
 
 
-def measure(
-    params: Params, folder: Path, data: Dataset, environment: WorkflowEnvironment, runner: asyncio.Runner
-) -> tuple[dict[str, list[Sample]], dict[str, Any]]:
-    """Samples of base, adapter and each fixed operator on the same questions, and lm-eval's own results."""
-    from peft import PeftModel
-
-    examples = data.examples[: params.evaluate.limit or None]
-    base, tokenizer = models.load(params.base, params.train.dtype)
-    task = WorkflowTask(examples, params, environment, runner.run)
-    raw = {"base": run_harness(base, tokenizer, task, params.evaluate)}
-    samples = {"base": task.samples}
-    model = PeftModel.from_pretrained(base, folder)
-    adapters.prove_alive(model, adapters.default_probes(len(tokenizer)))
-    task = WorkflowTask(examples, params, environment, runner.run)
-    raw["adapter"] = run_harness(model, tokenizer, task, params.evaluate)
-    samples["adapter"] = task.samples
-    for operator in fixed.OPERATORS:
-        pairs = [(fixed.program(operator), example) for example in examples]
-        graded = runner.run(environment.grade_all(pairs))
-        samples[f"fixed_{operator}"] = [one.sample for one in graded]
-    return samples, raw
-
-
-def require_scores(samples: Mapping[str, Sequence[Sample]], needs: str) -> None:
-    """An evaluation in which something has no score at all is none.
+def read(plan: Plan) -> Measured:
+    """What the worker has left.
 
     Raises:
-        TooManyFaults: saying which, and why.
+        EvaluationError: it is not whole; tasks that are done are named.
     """
-    for name, found in samples.items():
-        if all(sample.score is None for sample in found):
-            faults = dict(Counter(sample.fault for sample in found))
-            raise TooManyFaults(
-                f"{name}: no question has a score ({faults}); when {needs} answer again, the same command "
-                "evaluates anew",
-                cause="evaluation",
-            )
+    own = [task for task in plan.tasks if task != WORKFLOW]
+    evaluations = {
+        subject.name: {
+            task: results.read(plan.folder(subject.name, task), [task], base=plan.base_digest, adapter=subject.digest)
+            for task in own
+        }
+        for subject in plan.subjects
+    }
+    samples, facts = workflow.read(plan) if WORKFLOW in plan.tasks else ({}, {})
+    return Measured(evaluations, samples, facts)
 
 
-def write(
-    out: Path,
-    samples: Mapping[str, Sequence[Sample]],
-    raw: Mapping[str, Any],
-    digest: str,
-    folder: Path,
-    training_run: str,
-    environment: WorkflowEnvironment,
-    identity: BaseIdentity,
-) -> None:
-    """results.json, samples/*.jsonl and adapters/<digest>/: what promotion and a reader start from."""
-    short = digest[:12]
-    names = {"adapter": short}
-    for name, found in samples.items():
-        jsonl.write(out / "samples" / f"{names.get(name, name)}.jsonl", (sample.to_row() for sample in found))
-    results = {
-        "scorer": environment.scorer.version,
-        "judge": {"model": judge.model, "prompt": judge.prompt_version} if (judge := environment.judge) else {},
+def write(out: Path, plan: Plan, measured: Measured, found: Sequence[Found], identity: BaseIdentity) -> None:
+    """results.json, samples/*.jsonl, tasks/ as lm-eval wrote them, and adapters/: what promotion and a reader need."""
+    for name, samples in measured.samples.items():
+        jsonl.write(out / "samples" / f"{name}.jsonl", (sample.to_row() for sample in samples))
+    for subject in plan.subjects:
+        for task in plan.tasks:
+            shutil.copytree(folder := plan.folder(subject.name, task), out / "tasks" / subject.name / folder.name)
+    for subject, one in zip(plan.subjects[1:], found, strict=True):
+        shutil.copytree(one.folder, out / "adapters" / subject.name)
+    written = {
+        "scorer": measured.facts.get("scorer", ""),
+        "judge": measured.facts.get("judge", {}),
         "base": {
             "name": identity.name,
             "revision": identity.revision,
             "digest": identity.digest,
-            **summary(samples["base"]),
+            **_summary_of(BASE, measured),
         },
         "adapters": {
-            short: {
-                "digest": digest,
-                "path": f"adapters/{short}",
-                "training_run": training_run,
-                **summary(samples["adapter"]),
+            subject.name: {
+                "digest": subject.digest,
+                "path": f"adapters/{subject.name}",
+                "training_run": one.training_run,
+                **_summary_of(subject.name, measured),
             }
+            for subject, one in zip(plan.subjects[1:], found, strict=True)
         },
-        "fixed": {name: summary(found) for name, found in samples.items() if name.startswith("fixed_")},
+        "fixed": {name: summary(own) for name, own in measured.samples.items() if name.startswith("fixed_")},
     }
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    for name, result in raw.items():
-        (out / f"lm_eval_{name}.json").write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
-    shutil.copytree(folder, out / "adapters" / short)
+    (out / "results.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
+
+def _summary_of(subject: str, measured: Measured) -> dict[str, Any]:
+    own = measured.samples.get(subject)
+    told = {
+        one.task: {"metric": one.metric, "value": one.value, "stderr": one.stderr, "n": one.n}
+        for evaluation in measured.evaluations.get(subject, {}).values()
+        for one in evaluation.tasks
+    }
+    return (summary(own) if own else {}) | {"tasks": told}
+
+
+def metrics(measured: Measured) -> dict[str, float]:
+    """`gsm8k/exact_match` of the adapter, and of base and of several adapters `NAME/gsm8k/exact_match`."""
+    names = list(measured.evaluations)
+    alone = names[-1] if len(names) <= 2 else ""
+    found: dict[str, float] = {}
+    for name, evaluations in measured.evaluations.items():
+        prefix = "" if name == alone else f"{name}/"
+        for evaluation in evaluations.values():
+            found |= {f"{prefix}{key}": value for key, value in results.metrics(evaluation).items()}
+    for name, own in measured.samples.items():
+        called = "adapter" if name == alone != BASE else name
+        found |= {f"workflow/{called}/{key}": value for key, value in workflow_metrics(own).items()}
+    return found
+
+
+def metrics_of(subject: str, measured: Measured) -> dict[str, float]:
+    """What was measured of one subject, as `gsm8k/exact_match` and `workflow/accuracy`."""
+    own = measured.samples.get(subject, [])
+    found = {f"workflow/{key}": value for key, value in (workflow_metrics(own) if own else {}).items()}
+    for evaluation in measured.evaluations[subject].values():
+        found |= results.metrics(evaluation)
+    return found
+
+
+def facts(measured: Measured) -> dict[str, str]:
+    """n, few-shot, version and hash of each task, for tags."""
+    found: dict[str, str] = {}
+    for evaluation in next(iter(measured.evaluations.values()), {}).values():
+        found |= results.facts(evaluation)
+    return found
+
+
+def flips(plan: Plan, measured: Measured) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Tables of the questions that base or adapter alone has right, by task."""
+    for subject in plan.subjects[1:]:
+        for task, evaluation in measured.evaluations[subject.name].items():
+            before = measured.evaluations[BASE][task].samples
+            keys = {leaf.task: leaf.metric for one in evaluation.tasks for leaf in one.leaves()}
+            rows: list[Mapping[str, Any]] = [
+                {"task": leaf, "adapter": subject.name} | row
+                for leaf, file in evaluation.samples.items()
+                for row in differences(before[leaf], file, keys[leaf])
+            ]
+            if rows:
+                yield f"differences/{subject.name}_{Path(task).stem}.json", rows
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -175,21 +280,34 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-def metrics(samples: Mapping[str, Sequence[Sample]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, own in samples.items():
-        said = summary(own)
-        if said["accuracy"] is not None:
-            found[f"workflow/{name}/accuracy"] = said["accuracy"]
-        found[f"workflow/{name}/valid_share"] = said["valid_share"]
-        found[f"workflow/{name}/unscored"] = float(said["unscored"])
-        found |= {f"workflow/{name}/accuracy_{kind}": value for kind, value in said["by_kind"].items()}
-    return found
+def workflow_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    said = summary(samples)
+    found = {f"accuracy_{kind}": value for kind, value in said["by_kind"].items()}
+    found |= {"valid_share": said["valid_share"], "unscored": float(said["unscored"])}
+    return found if said["accuracy"] is None else found | {"accuracy": said["accuracy"]}
 
 
-def show(samples: Mapping[str, Sequence[Sample]], digest: str) -> None:
-    rows = {name.removeprefix("fixed_"): summary(own) for name, own in samples.items()}
-    Console().print(accuracy_table(f"accuracy on the held-out split, adapter {digest[:12]}", rows))
+def show(measured: Measured) -> None:
+    console = Console()
+    if measured.samples:
+        rows = {name.removeprefix("fixed_"): summary(own) for name, own in measured.samples.items()}
+        console.print(accuracy_table("accuracy of workflows on the held-out split", rows))
+    if any(measured.evaluations.values()):
+        console.print(task_table(measured))
+
+
+def task_table(measured: Measured) -> Table:
+    """Each task's primary metric and its standard error, a column for each subject."""
+    table = Table("task", "metric", "n", *measured.evaluations, title="lm-evaluation-harness")
+    for name, first in next(iter(measured.evaluations.values())).items():
+        for row, one in enumerate(first.tasks):
+            found = [evaluations[name].tasks[row] for evaluations in measured.evaluations.values()]
+            table.add_row(one.task, one.metric, str(one.n), *map(_shown, found))
+    return table
+
+
+def _shown(one: TaskResult) -> str:
+    return f"{one.value:.4f}" if one.stderr is None else f"{one.value:.4f} ± {one.stderr:.4f}"
 
 
 def accuracy_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:

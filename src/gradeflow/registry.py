@@ -57,24 +57,53 @@ def register(folder: Path, name: str, *, digest: str, run_id: str, step: int, ta
         set_tags(known, tags)
         return _version(_client().get_model_version(name, str(known.version)))
     import mlflow
-    from mlflow.entities import LoggedModelOutput
 
+    model_id = logged_model(folder, digest=digest, run_id=run_id, step=step)
     files = {file.name: digests.of_file(file) for file in sorted(folder.iterdir()) if file.is_file()}
     tags = {**tags, ADAPTER_DIGEST: digest, FILES: json.dumps(files, sort_keys=True)}
     client = _client()
+    client.set_logged_model_tags(model_id, tags)
+    if not client.search_registered_models(f"name = '{name}'"):
+        client.create_registered_model(name, description=ABOUT)
+    return _version(mlflow.register_model(f"models:/{model_id}", name, tags=tags))
+
+
+def logged_model(folder: Path, *, digest: str, run_id: str, step: int = 0) -> str:
+    """The id of the run's LoggedModel with these adapter files, made where there is none.
+
+    Its metrics are what MLflow's Models view compares.
+    """
+    import mlflow
+    from mlflow.entities import LoggedModelOutput
+
+    client = _client()
+    experiment = client.get_run(run_id).info.experiment_id
+    same = f"source_run_id = '{run_id}' AND tags.`{ADAPTER_DIGEST}` = '{digest}'"
+    known = client.search_logged_models([experiment], same, max_results=1)
+    if known:
+        return str(known[0].model_id)
     model = mlflow.initialize_logged_model(
         name=f"adapter-{digest[:12]}",
         source_run_id=run_id,
         model_type="lora-adapter",
-        tags=tags,
-        experiment_id=client.get_run(run_id).info.experiment_id,
+        tags={ADAPTER_DIGEST: digest},
+        experiment_id=experiment,
     )
     client.log_model_artifacts(model.model_id, str(folder))
     mlflow.finalize_logged_model(model.model_id, "READY")
     client.log_outputs(run_id, models=[LoggedModelOutput(model.model_id, step=step)])
-    if not client.search_registered_models(f"name = '{name}'"):
-        client.create_registered_model(name, description=ABOUT)
-    return _version(mlflow.register_model(f"models:/{model.model_id}", name, tags=tags))
+    return str(model.model_id)
+
+
+def log_metrics(model_id: str, values: Mapping[str, float], run_id: str) -> None:
+    """Give a LoggedModel metrics that a run has measured."""
+    import mlflow
+    from mlflow.entities import LoggedModelInput
+
+    _client().log_inputs(run_id, models=[LoggedModelInput(model_id)])
+    mlflow.log_metrics(
+        {tracking.metric_name(name): value for name, value in values.items()}, run_id=run_id, model_id=model_id
+    )
 
 
 def find(name: str, digest: str) -> Version | None:

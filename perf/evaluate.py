@@ -1,0 +1,145 @@
+"""Adapters on one base: an evaluation of all of them beside one `lm_eval` command for each, in one run, reply by reply.
+
+    gradeflow base && python perf/evaluate.py --adapters 8
+    make vllm && python perf/evaluate.py --adapters 8 --backend vllm
+
+Base is the embedded one, adapters have random weights, the task asks the held-out questions of data/mixed. No reply is
+kept from one run to the next. Ours is timed with its preflight and the start of its worker; the preflight is also shown
+alone.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gradeflow import adapter, dataset, models, params
+from gradeflow.evaluation import preflight, process, results, samples, tasks
+from gradeflow.evaluation.plan import Backend, Plan, Subject
+
+TASK = """\
+task: held_out
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{problem}}}}"
+doc_to_target: "{{{{ground_truth}}}}"
+generation_kwargs: {{until: ["\\n\\n\\n"], max_gen_toks: {tokens}, do_sample: false}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+metadata: {{version: 1}}
+"""
+
+
+def make_adapters(folder: Path, settings: params.Params, count: int) -> list[Subject]:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    found = []
+    for seed in range(count):
+        base, _ = models.load(settings.base)
+        targets = list(settings.train.lora.target_modules)
+        model = get_peft_model(base, LoraConfig(r=8, target_modules=targets, task_type="CAUSAL_LM"))
+        generator = torch.Generator().manual_seed(seed)
+        for name, weights in model.named_parameters():
+            if "lora_B" in name:
+                weights.data = 0.05 * torch.randn(weights.shape, generator=generator)
+        where = folder / f"adapter-{seed}"
+        model.save_pretrained(where)
+        adapter.stamp(where, models.identify(settings.base))
+        digest = adapter.digest(where)
+        found.append(Subject(digest[:12], digest, str(where), 8))
+    return found
+
+
+def ours(plan: Plan) -> tuple[float, float]:
+    """Seconds in all, and of the preflight."""
+    began = time.perf_counter()
+    preflight.require(plan, tasks.known(plan.settings))
+    looked = time.perf_counter() - began
+    process.run(plan)
+    return time.perf_counter() - began, looked
+
+
+def command(plan: Plan, subject: Subject, out: Path) -> float:
+    """Seconds of one `lm_eval` command."""
+    named = {"pretrained": plan.base, "dtype": plan.dtype}
+    if plan.backend == "hf":
+        named["peft"] = subject.folder
+    else:
+        rank = adapter.max_lora_rank(subject.rank)
+        named |= {"lora_local_path": subject.folder, "max_lora_rank": str(rank)}
+        named["gpu_memory_utilization"] = str(plan.settings.gpu_memory)
+    program = process.python(plan.backend).with_name("lm_eval")
+    include = plan.settings.include[0]
+    argv: list[str] = [str(program), "run", "--model", plan.backend, "--tasks", "held_out", "--include_path", include]
+    argv += ["--model_args", ",".join(f"{key}={value}" for key, value in named.items()), "--apply_chat_template"]
+    argv += ["--batch_size", str(plan.settings.batch_size or "auto"), "--output_path", str(out), "--log_samples"]
+    argv += ["--device", "cpu"] if plan.backend == "hf" and not preflight.gpus() else []
+    began = time.perf_counter()
+    subprocess.run(argv, check=True, env=process.environment(), stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def replies(folder: Path) -> dict[int, Any]:
+    found = results.read(folder, ["held_out"])
+    return {row["doc_id"]: row["resps"] for row in samples.read(found.samples["held_out"])}
+
+
+def same(plan: Plan, subjects: Sequence[Subject], out: Path) -> str:
+    pairs = [(replies(plan.folder(one.name, "held_out")), replies(out / one.name)) for one in subjects]
+    equal = sum(ours[place] == theirs[place] for ours, theirs in pairs for place in theirs)
+    return f"{equal} of {sum(map(len, (theirs for _, theirs in pairs)))}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--backend", choices=["hf", "vllm"], default="hf")
+    parser.add_argument("--questions", type=int, default=50)
+    given = parser.parse_args()
+    backend: Backend = given.backend
+    settings = params.load()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        rows = [example.to_row() for example in dataset.read("test").examples[: given.questions]]
+        file = folder / "rows.jsonl"
+        file.write_text(
+            "".join(json.dumps({key: row[key] for key in ("problem", "ground_truth")}) + "\n" for row in rows)
+        )
+        (folder / "held_out.yaml").write_text(TASK.format(file=file, tokens=settings.evaluate.max_gen_tokens))
+        changes = {"include": [scratch], "cache": "", "backend": backend, "timeout_s": 0}
+        evaluate = settings.evaluate.model_copy(update=changes)
+        subjects = make_adapters(folder, settings, given.adapters)
+        plan = Plan(
+            base=str(models.base_folder(settings.base).absolute()),
+            revision="",
+            base_digest=models.identify(settings.base).digest,
+            dtype="float32",
+            subjects=subjects,
+            tasks=["held_out"],
+            backend=backend,
+            params=settings.model_copy(update={"evaluate": evaluate}),
+            out=str(folder / "all"),
+        )
+        print(f"{given.adapters} adapters, {len(rows)} questions, {backend}\n", flush=True)
+        single = replace(plan, subjects=subjects[:1], out=str(folder / "one"))
+        seconds = [command(plan, subject, folder / "lm_eval" / subject.name) for subject in subjects]
+        one, looked = ours(single)
+        print(f"{'':34}{'seconds':>9}{'ratio':>8}  equal replies", flush=True)
+        print(f"{'one lm_eval command':34}{seconds[0]:9.1f}{1:8.2f}")
+        said = same(single, subjects[:1], folder / "lm_eval")
+        print(f"{f'ours, preflight {looked:.1f} s of it':34}{one:9.1f}{one / seconds[0]:8.2f}  {said}", flush=True)
+        together, looked = ours(plan)
+        print(f"{f'{given.adapters} lm_eval commands':34}{sum(seconds):9.1f}{1:8.2f}")
+        said = same(plan, subjects, folder / "lm_eval")
+        print(f"{f'ours, preflight {looked:.1f} s of it':34}{together:9.1f}{together / sum(seconds):8.2f}  {said}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Workflows as a task of lm-evaluation-harness: it asks the policy, and the environment grades what was written."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradeflow import dataset, jsonl, models, params
+from gradeflow.errors import TooManyFaults
+from gradeflow.evaluation.plan import WORKFLOW, Plan, Subject
+from gradeflow.grpo.environment import Graded, WorkflowEnvironment
+from gradeflow.types import Example, Sample
+from gradeflow.workflow import fixed
+from gradeflow.workflow.program import policy_messages
+
+if TYPE_CHECKING:
+    from gradeflow.evaluation.engine import Engine
+
+NAME = "gradeflow_workflow"
+SAMPLES = "samples.jsonl"
+FACTS = "workflow.json"
+"""In the plan's folder: which scorer and judge graded, and what asking the models has taken."""
+
+Whole = Callable[[str, Callable[[Path], None]], None]
+
+
+class WorkflowTask:
+    """The task and, after a run, its samples in the order of the examples."""
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        settings: params.Params,
+        environment: WorkflowEnvironment,
+        wait: Callable[[Coroutine[Any, Any, Any]], Any],
+    ) -> None:
+        self.examples = examples
+        self.samples: list[Sample] = []
+        self._settings = settings
+        self._environment = environment
+        self._wait = wait
+
+    def grade(self, completions: Sequence[str]) -> list[Graded]:
+        pairs = list(zip(completions, self.examples, strict=True))
+        graded: list[Graded] = self._wait(self._environment.grade_all(pairs))
+        self.samples = [one.sample for one in graded]
+        return graded
+
+    def harness_task(self) -> Any:
+        """The task object that lm-eval's evaluator takes."""
+        from datasets import Dataset
+        from lm_eval.api.task import ConfigurableTask
+
+        owner, workflow = self, self._settings.workflow
+
+        class Task(ConfigurableTask):  # type: ignore[misc]
+            def download(self, *_: Any, **__: Any) -> None:
+                rows = [
+                    {"index": index, "id": example.id, "ground_truth": example.ground_truth}
+                    for index, example in enumerate(owner.examples)
+                ]
+                self.dataset = {"test": Dataset.from_list(rows)}
+
+            def apply_filters(self) -> Any:
+                """Filter, then grade all answers at once: process_results comes for one at a time."""
+                done = super().apply_filters()
+                answers = {one.doc["index"]: one.filtered_resps[self._filters[0].name] for one in self.instances}
+                owner.grade([answers[index] for index in range(len(owner.examples))])
+                return done
+
+        return Task(
+            config={
+                "task": NAME,
+                "test_split": "test",
+                "output_type": "generate_until",
+                "doc_to_text": lambda doc: policy_messages(owner.examples[doc["index"]], workflow)[-1]["content"],
+                "doc_to_target": "{{ground_truth}}",
+                "process_results": lambda doc, _: owner.metrics_of(doc["index"]),
+                "generation_kwargs": {
+                    "until": [],
+                    "do_sample": False,
+                    "max_gen_toks": self._settings.evaluate.max_gen_tokens,
+                },
+                "metric_list": [
+                    {"metric": name, "aggregation": "nanmean", "higher_is_better": True} for name in ("score", "valid")
+                ],
+                "metadata": {"version": 1},
+            }
+        )
+
+    def metrics_of(self, index: int) -> dict[str, float]:
+        """The score of a sample, NaN where it has none: nanmean leaves it out, as everywhere else."""
+        sample = self.samples[index]
+        return {"score": float("nan") if sample.score is None else sample.score, "valid": float(sample.valid)}
+
+
+def measure(plan: Plan, engine: "Engine", whole: Whole) -> None:
+    """Samples of every subject and of each fixed operator on the same questions, each in a folder that `whole` gives.
+
+    Raises:
+        TooManyFaults: something has no score at all; what had scores stays.
+    """
+    settings = plan.params
+    examples = dataset.read(plan.settings.split).examples[: plan.settings.limit or None]
+    with models.leaving_room(), asyncio.Runner() as runner:
+        environment = WorkflowEnvironment(settings)
+
+        def ask(subject: Subject, folder: Path) -> None:
+            task = WorkflowTask(examples, settings, environment, runner.run)
+            raw = run_harness(engine.of(subject), task)
+            (folder / "results.json").write_text(json.dumps(raw, indent=2, default=str) + "\n", encoding="utf-8")
+            keep(subject.name, task.samples, folder)
+
+        def fix(operator: str, folder: Path) -> None:
+            pairs = [(fixed.program(operator), example) for example in examples]
+            keep(f"fixed_{operator}", [one.sample for one in runner.run(environment.grade_all(pairs))], folder)
+
+        def keep(name: str, samples: Sequence[Sample], folder: Path) -> None:
+            require_scores(name, samples, environment.needs)
+            jsonl.write(folder / SAMPLES, (sample.to_row() for sample in samples))
+
+        try:
+            for subject in plan.subjects:
+                whole(subject.name, partial(ask, subject))
+            for operator in fixed.OPERATORS:
+                whole(f"fixed_{operator}", partial(fix, operator))
+            judge = environment.judge
+            told = {
+                "scorer": environment.scorer.version,
+                "judge": {"model": judge.model, "prompt": judge.prompt_version} if judge else {},
+                "figures": environment.clients.figures(),
+            }
+            (Path(plan.out) / FACTS).write_text(json.dumps(told), encoding="utf-8")
+        finally:
+            runner.run(environment.close())
+
+
+def read(plan: Plan) -> tuple[dict[str, list[Sample]], dict[str, Any]]:
+    """Samples by the name of what wrote the workflows, and which scorer and judge graded them."""
+    names = [subject.name for subject in plan.subjects] + [f"fixed_{operator}" for operator in fixed.OPERATORS]
+    samples = {
+        name: [Sample.from_row(row) for row in jsonl.read(plan.folder(name, WORKFLOW) / SAMPLES)] for name in names
+    }
+    return samples, json.loads((Path(plan.out) / FACTS).read_text(encoding="utf-8"))
+
+
+def require_scores(name: str, samples: Sequence[Sample], needs: str) -> None:
+    """An evaluation in which something has no score at all is none.
+
+    Raises:
+        TooManyFaults: saying which, and why.
+    """
+    if all(sample.score is None for sample in samples):
+        faults = dict(Counter(sample.fault for sample in samples))
+        raise TooManyFaults(
+            f"{name}: no question has a score ({faults}); when {needs} answer again, the same command goes on",
+            cause="evaluation",
+        )
+
+
+def run_harness(model: Mapping[str, Any], task: WorkflowTask) -> dict[str, Any]:
+    """Evaluate what `Engine.of` gives; returns its results without the samples."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    results: dict[str, Any] = simple_evaluate(
+        **model,
+        tasks=[task.harness_task()],
+        task_manager=TaskManager(include_defaults=False),
+        apply_chat_template=True,
+        bootstrap_iters=0,
+        log_samples=False,
+    )
+    return results

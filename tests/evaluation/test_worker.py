@@ -1,0 +1,140 @@
+"""Evaluations on a tiny base with adapters of random weights, by the real lm-eval, in a worker of its own."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import evaluation, tiny
+
+from gradeflow import adapter, digest, models
+from gradeflow.errors import EvaluationError
+from gradeflow.evaluation import engine, process, results, samples, worker
+from gradeflow.evaluation.plan import BASE, Plan, Subject
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluation")
+    evaluation.make(folder)
+    return folder
+
+
+@pytest.fixture
+def planned(world: Path, tmp_path: Path) -> Callable[..., Plan]:
+    """A plan for some of the adapters by their number."""
+
+    def make(*numbers: int, tasks: tuple[str, ...] = ("sums", "choices"), **changes: Any) -> Plan:
+        settings = tiny.settings(world)
+        evaluate = settings.evaluate.model_copy(
+            update={"backend": "hf", "batch_size": 4, "cache": str(tmp_path / "replies"), **changes}
+        )
+        subjects = [Subject(BASE)]
+        for number in numbers:
+            folder = world / f"adapter-{number}"
+            found = adapter.validate(folder)
+            subjects.append(Subject(found.digest[:12], found.digest, str(folder), found.rank))
+        out = tmp_path / digest.of_json([numbers, tasks])[:8]
+        return Plan(
+            base=str(world / "tiny-base"),
+            revision="",
+            base_digest=models.identify(settings.base).digest,
+            dtype="float32",
+            subjects=subjects,
+            tasks=[str(world / f"{task}.yaml") for task in tasks],
+            backend="hf",
+            params=settings.model_copy(update={"evaluate": evaluate}),
+            out=str(out),
+        )
+
+    return make
+
+
+def replies(plan: Plan, subject: Subject, task: str) -> list[Any]:
+    found = results.read(plan.folder(subject.name, task), [f"{task}"], base=plan.base_digest, adapter=subject.digest)
+    return [row["resps"] for row in samples.read(found.samples[task])]
+
+
+def test_subjects_that_share_a_base_answer_as_each_does_alone(world: Path, planned: Callable[..., Plan]) -> None:
+    """Sample by sample what lm-eval has for base and adapter, each loaded by lm-eval itself."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import sanitize_list
+
+    plan = planned(0, 1)
+    worker.run(plan)
+    for subject in plan.subjects:
+        peft = {"peft": subject.folder} if subject.folder else {}
+        alone = simple_evaluate(
+            model="hf",
+            model_args={"pretrained": plan.base, "dtype": "float32", **peft},
+            tasks=["sums", "choices"],
+            task_manager=TaskManager(include_path=str(world), include_defaults=False),
+            batch_size=4,
+            device="cpu",
+            apply_chat_template=True,
+        )
+        for task in ("sums", "choices"):
+            rows = sorted(alone["samples"][task], key=lambda row: row["doc_id"])
+            assert replies(plan, subject, task) == json.loads(json.dumps([sanitize_list(row["resps"]) for row in rows]))
+            assert len(rows) == evaluation.QUESTIONS
+    base, *others = [replies(plan, subject, "choices") for subject in plan.subjects]
+    assert base not in others
+    assert others[0] != others[1]
+
+
+def test_no_reply_is_generated_twice(planned: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    worker.run(planned(0, 1))
+
+    def refuse(_: Plan) -> Any:
+        raise AssertionError("a model was loaded")
+
+    with monkeypatch.context() as patched:
+        patched.setitem(engine.LOADERS, "hf", refuse)
+        worker.run(again := planned(1, 0))
+        with pytest.raises(AssertionError, match="a model was loaded"):
+            worker.run(planned(1, 2))
+    assert replies(again, again.subjects[1], "choices") == replies(planned(0, 1), again.subjects[1], "choices")
+
+
+def test_an_evaluation_that_runs_out_of_time_goes_on_from_what_it_has(planned: Callable[..., Plan]) -> None:
+    plan = planned(0)
+    with pytest.raises(EvaluationError, match=r"no time left after 1 s .*; done: none of") as caught:
+        process.run(planned(0, timeout_s=1))
+    assert (caught.value.status, caught.value.done) == (124, ())
+    worker.run(replace(plan, tasks=plan.tasks[:1]))
+    with pytest.raises(EvaluationError) as caught:
+        process.run(planned(0, timeout_s=1))
+    assert caught.value.done == (plan.tasks[0],)
+    before = plan.folder(BASE, plan.tasks[0]).stat().st_mtime_ns
+    process.run(plan)
+    assert process.done(plan) == tuple(plan.tasks)
+    assert plan.folder(BASE, plan.tasks[0]).stat().st_mtime_ns == before
+
+
+def test_a_worker_that_is_killed_is_no_success(planned: Callable[..., Plan]) -> None:
+    plan = planned(0)
+
+    def kill() -> None:
+        while not (found := _workers(plan)):
+            time.sleep(0.05)
+        os.kill(found[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    with pytest.raises(EvaluationError, match=r"was killed, as the system does when memory runs out.*goes on"):
+        process.run(plan)
+    thread.join()
+
+
+def _workers(plan: Plan) -> list[int]:
+    import psutil
+
+    children = psutil.Process().children(recursive=True)
+    return [one.pid for one in children if str(Path(plan.out) / "plan.json") in one.cmdline()]
