@@ -46,7 +46,8 @@ def environment() -> dict[str, str]:
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_RUN", "GRADEFLOW_PARENT"))
     }
-    return {"VLLM_CPU_KVCACHE_SPACE": "1", "TOKENIZERS_PARALLELISM": "false", **kept}
+    quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
+    return {"VLLM_CPU_KVCACHE_SPACE": "1", **quiet, **kept}
 
 
 def done(plan: Plan) -> tuple[str, ...]:
