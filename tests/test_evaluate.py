@@ -4,13 +4,13 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from tests.support import evaluation, tiny
 
 from gradeflow import adapter, evaluate, models, tracking
 from gradeflow.errors import AdapterError, EvaluationError, SettingsError, TooManyFaults
 from gradeflow.evaluation import workflow
 from gradeflow.params import Params
 from gradeflow.types import Sample
+from support import evaluation, tiny
 
 
 @pytest.fixture(scope="session")

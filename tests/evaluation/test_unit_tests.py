@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import evaluate
 import pytest
 
+import evaluate
 from gradeflow import params
 from gradeflow.errors import SandboxError, SettingsError
 from gradeflow.evaluation import tasks, unit_tests

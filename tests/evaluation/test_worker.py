@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import evaluation, tiny
 
 from gradeflow import adapter, digest, models
 from gradeflow.errors import EvaluationError
 from gradeflow.evaluation import engine, process, results, samples, worker
 from gradeflow.evaluation.plan import BASE, Plan, Subject
+from support import evaluation, tiny
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.support import tiny
-
 from gradeflow import adapter, models, params
+from support import tiny
 
 QUESTIONS = 12
 GENERATED = """\
