@@ -245,6 +245,12 @@ def test_an_evaluation_of_the_base_alone_promotes_nothing(world: World, settings
         promote.main(settings)
 
 
+def test_an_evaluation_without_graded_workflows_promotes_nothing(world: World, settings: Params) -> None:
+    run = world.evaluation(30, (1, 80), scorer="")
+    with pytest.raises(PromotionError, match=f"{run} has no graded workflows.*`workflow` among evaluate.tasks"):
+        promote.main(settings)
+
+
 def test_results_that_lack_a_part_are_named(world: World, settings: Params) -> None:
     with tracking.start_run("evaluate", {}) as run:
         run.log_text('{"base": {}}', "results.json")

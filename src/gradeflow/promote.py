@@ -116,6 +116,11 @@ def _read_evaluation(run_id: str) -> Evaluation:
     written = tracking.read_text(run_id, "results.json")
     try:
         results = json.loads(written)
+        if not results["scorer"]:
+            raise PromotionError(
+                f"evaluation run {run_id} has no graded workflows, which promotion compares: name another with "
+                "--evaluation, or evaluate with `workflow` among evaluate.tasks"
+            )
         base = results["base"]
         return Evaluation(
             run_id=run_id,
