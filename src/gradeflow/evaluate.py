@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradeflow import adapter as adapters
-from gradeflow import dataset, digest, fingerprint, gate, jsonl, lineage, models, registry, tracking
+from gradeflow import dataset, fingerprint, gate, jsonl, lineage, models, registry, tracking
 from gradeflow.adapter import BaseIdentity
 from gradeflow.errors import AdapterError
 from gradeflow.evaluation import docker, preflight, process, results, workflow
@@ -37,8 +37,8 @@ QUICK = 10
 """Questions per task in the original's quick mode."""
 ADAPTERS = Path(".gradeflow/adapters")
 UNFINISHED = Path(".gradeflow/evaluations/unfinished")
-# What says how an evaluation is run, and not what is measured.
-HOW = {"cache", "where", "docker", "timeout_s", "after_training"}
+# Settings that say how an evaluation is run, and not what is measured.
+HOW = {"cache": "", "where": "local", "timeout_s": 0, "after_training": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,8 @@ def main(params: Params, *, adapter: str = "", tasks: str = "", quick: bool = Fa
     found = [] if adapter == BASE else [find_adapter(one.strip()) for one in adapter.split(",")]
     identity, base = models.identify(params.base), models.base_folder(params.base)
     data = dataset.read(params.evaluate.split) if WORKFLOW in params.evaluate.tasks else None
-    plan = make_plan(params, found, identity, base)
-    digests = [subject.digest for subject in plan.subjects]
-    mark = fingerprint.of(params, SECTIONS, identity.digest, *digests, data.md5 if data else "")
+    plan = make_plan(params, found, identity, base, data.md5 if data else "")
+    mark = Path(plan.out).name
     if (done := tracking.find_run("evaluate", mark)) is not None:
         tracking.note_reuse("evaluate", done)
         print(f"evaluate: nothing has changed; reused run {done}")
@@ -94,7 +93,8 @@ def main(params: Params, *, adapter: str = "", tasks: str = "", quick: bool = Fa
         run.log_artifacts(out)
         run.log_metrics(metrics(measured) | dict(measured.facts.get("figures", {})))
         run.set_tags(facts(measured))
-        run.set_tags({registry.ADAPTER_DIGEST: ",".join(digests[1:]), lineage.TRAINING_RUN: training_run})
+        digests = ",".join(subject.digest for subject in plan.subjects[1:])
+        run.set_tags({registry.ADAPTER_DIGEST: digests, lineage.TRAINING_RUN: training_run})
         for name, rows in flips(plan, measured):
             run.log_table(name, rows)
         for subject, one in zip(plan.subjects[1:], found, strict=True):
@@ -113,17 +113,22 @@ def _with_inputs(params: Params, tasks: str, *, quick: bool) -> Params:
     return params.model_copy(update={"evaluate": params.evaluate.model_copy(update=changes)})
 
 
-def make_plan(params: Params, found: Sequence[Found], identity: BaseIdentity, base: Path) -> Plan:
-    """The plan for these adapters; an unfinished evaluation of the same goes on in its folder."""
+def make_plan(params: Params, found: Sequence[Found], identity: BaseIdentity, base: Path, data: str) -> Plan:
+    """The plan for these adapters; its folder is named by all that the results depend on, so that the same one goes on.
+
+    `data` is the digest of the questions of the workflow task, where that is among the tasks.
+    """
+    settings = params.evaluate
     subjects = [Subject(BASE)]
     for one in found:
-        facts = adapters.validate(one.folder, identity, base, allow_bin=params.evaluate.allow_bin)
+        facts = adapters.validate(one.folder, identity, base, allow_bin=settings.allow_bin)
         subjects.append(Subject(facts.digest[:12], facts.digest, str(one.folder.absolute()), facts.rank))
-    names = lm_tasks.resolve(params.evaluate.tasks, params.evaluate.include)
-    backend = preflight.choose_backend(params.evaluate)
-    what = params.evaluate.model_dump(mode="json", exclude=HOW)
-    others = [params.model_dump(mode="json", include={name}) for name in SECTIONS[1:]] if WORKFLOW in names else []
-    mark = digest.of_json([identity.digest, [one.digest for one in subjects], names, backend, what, *others])
+    if len(digests := {subject.digest for subject in subjects}) < len(subjects):
+        raise AdapterError("the same adapter is named twice")
+    names = lm_tasks.resolve(settings.tasks, settings.include)
+    backend = preflight.choose_backend(settings)
+    alike = params.model_copy(update={"evaluate": settings.model_copy(update=HOW)})
+    mark = fingerprint.of(alike, SECTIONS, identity.digest, *sorted(digests), *names, backend, data)
     return Plan(
         base=str(base.absolute()),
         revision="",
@@ -133,7 +138,7 @@ def make_plan(params: Params, found: Sequence[Found], identity: BaseIdentity, ba
         tasks=names,
         backend=backend,
         params=params,
-        out=str((UNFINISHED / mark[:16]).absolute()),
+        out=str((UNFINISHED / mark).absolute()),
     )
 
 
