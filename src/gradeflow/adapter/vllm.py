@@ -6,6 +6,7 @@ the log-probabilities of a prompt, which multiple choice is scored by.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ PROGRAM = Path(".venv-vllm/bin/vllm")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 ENDS = ("embed_tokens", "lm_head")
 INSTEAD = "Set evaluate.backend to hf (or serve.backend to transformers)"
+
+
+def program(root: Path = Path()) -> Path:
+    """The one beside this interpreter, as in the image, else that of `root`'s .venv-vllm; it need not be there."""
+    beside = Path(sys.executable).with_name(PROGRAM.name)
+    return beside if beside.is_file() else root / PROGRAM
 
 
 def is_cpu_build(program: Path) -> bool:

@@ -6,7 +6,6 @@ done again. No variable is ever read as a command. Ends with status 0 for whole 
 
 import argparse
 import errno
-import importlib.util
 import json
 import os
 import shutil
@@ -20,13 +19,12 @@ from typing import Any, NoReturn
 from gradeflow import adapter as adapters
 from gradeflow import digest, disk, fingerprint, jsonl, models, params
 from gradeflow.errors import EvaluationError, GradeflowError, SettingsError, SetupError
-from gradeflow.evaluation import preflight, tasks, worker
+from gradeflow.evaluation import preflight, results, tasks, worker
 from gradeflow.evaluation.original import CONTEXT, NO_ADAPTER, Container, offline
-from gradeflow.evaluation.plan import BASE, Backend, Plan, Subject
+from gradeflow.evaluation.plan import BASE, Plan, Subject
 
 OF_THE_FOLDER = disk.FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 KEPT = ".gradeflow"
-RESULTS = "results.json"
 
 Resolve = Callable[[Sequence[str], Sequence[str]], Sequence[str]]
 Run = Callable[[Plan], None]
@@ -42,7 +40,7 @@ def main(argv: Sequence[str] | None = None, *, resolve: Resolve | None = None, r
         container = Container.read(os.environ)
         os.environ.update(hub_folders(container, os.environ))
         settings = params.load(file, container.overrides())
-        results = evaluate(container, settings, resolve or tasks.resolve, run or _run)
+        written = evaluate(container, settings, resolve or tasks.resolve, run or _run)
     except GradeflowError as error:
         return _failed(str(error), getattr(error, "status", 1))
     except OSError as error:
@@ -51,7 +49,7 @@ def main(argv: Sequence[str] | None = None, *, resolve: Resolve | None = None, r
         return _failed(f"{error.filename}: {disk.said(error)}; is it writable for user {os.getuid()}?", 1)
     finally:
         signal.signal(signal.SIGTERM, before)
-    print(f"gradeflow: done: {', '.join(container.benchmark_tasks)}: {results}", flush=True)
+    print(f"gradeflow: done: {', '.join(container.benchmark_tasks)}: {written}", flush=True)
     return 0
 
 
@@ -72,7 +70,7 @@ def evaluate(container: Container, settings: params.Params, resolve: Resolve, ru
     """
     out = container.output_dir.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    (out / RESULTS).unlink(missing_ok=True)
+    (out / results.NAME).unlink(missing_ok=True)
     plan = make_plan(container, settings, resolve)
     Path(plan.out).mkdir(parents=True, exist_ok=True)
     done = finished(plan)
@@ -86,7 +84,7 @@ def evaluate(container: Container, settings: params.Params, resolve: Resolve, ru
         if len(done) < len(plan.tasks):
             raise _unfinished(plan, "the worker ended without results", 1)
     collect([done[task] for task in plan.tasks], out)
-    return out / RESULTS
+    return out / results.NAME
 
 
 def make_plan(container: Container, settings: params.Params, resolve: Resolve) -> Plan:
@@ -107,7 +105,7 @@ def make_plan(container: Container, settings: params.Params, resolve: Resolve) -
         mode="json", exclude={"tasks", "timeout_s", "cache", "where", "docker", "after_training"}
     )
     mark = digest.of_json([identity.digest, same, fingerprint.code()])[:12]
-    backend = _backend(evaluate)
+    backend = preflight.choose_backend(evaluate)
     whole = settings.model_copy(update={"evaluate": evaluate})
     return Plan(base, revision, identity.digest, "auto", [subject], names, backend, whole, str(kept / mark))
 
@@ -151,7 +149,7 @@ def finished(plan: Plan) -> dict[str, Path]:
     """The folder of each task that has results."""
     (subject,) = plan.subjects
     found: dict[str, Path] = {}
-    for file in sorted((Path(plan.out) / subject.name).rglob(RESULTS)):
+    for file in sorted((Path(plan.out) / subject.name).rglob(results.NAME)):
         if measured := _measured(file):
             names = {file.parent.name, *measured}
             found |= {task: file.parent for task in plan.tasks if plan.folder("", task).name in names}
@@ -162,12 +160,12 @@ def collect(folders: Sequence[Path], out: Path) -> None:
     """Samples and lm-eval's own files of all tasks, and, last, results.json: theirs as one."""
     for folder in folders:
         for file in sorted(folder.rglob("*.json*")):
-            if file.name != RESULTS and file.is_file():
+            if file.name != results.NAME and file.is_file():
                 shutil.copyfile(file, out / file.name)
     merged: dict[str, Any] = {}
     for folder in dict.fromkeys(folders):
-        merged = _merged(merged, json.loads((folder / RESULTS).read_text(encoding="utf-8")))
-    with jsonl.whole(out / RESULTS) as whole:
+        merged = _merged(merged, json.loads((folder / results.NAME).read_text(encoding="utf-8")))
+    with jsonl.whole(out / results.NAME) as whole:
         whole.write(json.dumps(merged, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -200,13 +198,6 @@ def _context(config: Path) -> int:
     except ValueError as error:
         raise SettingsError(f"BASE_MODEL: {config}: not a model's configuration: {error}") from None
     return int(tree.get("max_position_embeddings") or CONTEXT)
-
-
-def _backend(settings: params.Evaluate) -> Backend:
-    if settings.backend != "auto":
-        return settings.backend
-    there = importlib.util.find_spec("vllm") is not None and shutil.which("nvidia-smi") is not None
-    return "vllm" if there else "hf"
 
 
 def _unfinished(plan: Plan, why: str, status: int) -> EvaluationError:

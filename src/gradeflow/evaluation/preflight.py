@@ -88,14 +88,16 @@ def machine(plan: Plan, tasks: Tasks = Tasks(), root: Path = Path()) -> Iterator
         yield _context(plan, config, tasks)
         yield _spread(plan, config, there)
         yield _memory(plan, folder, there)
-    yield _backend(plan, root, there)
+    if plan.settings.where == "local":
+        yield _backend(plan, root, there)
 
 
 def choose_backend(settings: Evaluate, root: Path = Path()) -> Backend:
-    """`auto` resolved: vLLM where a GPU and .venv-vllm are, else hf."""
+    """`auto` resolved: vLLM where it and a GPU are, else hf. The image has vLLM."""
     if settings.backend != "auto":
         return settings.backend
-    return "vllm" if (root / vllm.PROGRAM).is_file() and gpus() else "hf"
+    there = settings.where == "docker" or vllm.program(root).is_file()
+    return "vllm" if there and gpus() else "hf"
 
 
 def base_folder(plan: Plan) -> Path | None:
@@ -286,7 +288,7 @@ def _backend(plan: Plan, root: Path, there: list[Gpu]) -> Finding:
             remedy = "pip install 'gradeflow[train]' -c constraints.txt"
             return Finding("bad", "backend", f"hf: missing {', '.join(missing)}", remedy)
         return Finding("good", "backend", "hf")
-    program = root / vllm.PROGRAM
+    program = vllm.program(root)
     if not program.is_file():
         return Finding("bad", "backend", f"vllm: {program} is not there", "make vllm, or set evaluate.backend to hf")
     if not there and not vllm.is_cpu_build(program):

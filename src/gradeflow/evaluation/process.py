@@ -38,7 +38,7 @@ def run(plan: Plan) -> None:
 
 def python(backend: Backend) -> Path:
     """The interpreter that has the backend: this one, or that of vLLM's environment."""
-    return vllm.PROGRAM.with_name("python").absolute() if backend == "vllm" else Path(sys.executable)
+    return vllm.program().with_name("python").absolute() if backend == "vllm" else Path(sys.executable)
 
 
 def environment() -> dict[str, str]:
