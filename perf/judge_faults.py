@@ -9,7 +9,6 @@ The failing judge is a stand-in around the real one: a share of its verdicts, dr
 """
 
 import argparse
-import asyncio
 import random
 import statistics
 import tempfile
@@ -22,10 +21,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from gradeflow import dataset, models, params
+from gradeflow.background import Background
 from gradeflow.errors import JudgeError
 from gradeflow.gate import bootstrap
 from gradeflow.grpo import loop
 from gradeflow.grpo.environment import WorkflowEnvironment
+from gradeflow.grpo.rollouts import Batch
 from gradeflow.grpo.sample import complete, policy_prompts
 from gradeflow.judge import Verdict
 from gradeflow.scorer import Scorer
@@ -62,8 +63,8 @@ class Watcher:
         self.curve: Curve = {}
         self._measure = measure
 
-    def step(self, number: int, _: Mapping[str, float], groups: Sequence[loop.Group], *__: Any) -> None:
-        scores = [rollout.sample.score for group in groups for rollout in group]
+    def step(self, number: int, _: Mapping[str, float], batch: Batch) -> None:
+        scores = [rollout.sample.score for rollout in batch.rollouts]
         mean = statistics.fmean(score or 0.0 for score in scores)
         unscored = scores.count(None)
         print(f"\r{self.said}: step {number}, reward {mean:.2f}, {unscored} without a score  ", end="", flush=True)
@@ -72,7 +73,7 @@ class Watcher:
         self.curve[number] = self._measure()
 
 
-def trained(settings: params.Params, arm: Arm, share: float, kind: str, runner: asyncio.Runner) -> Curve:
+def trained(settings: params.Params, arm: Arm, share: float, kind: str, background: Background) -> Curve:
     """Held-out samples at each checkpoint, by its step."""
     import torch
 
@@ -86,24 +87,25 @@ def trained(settings: params.Params, arm: Arm, share: float, kind: str, runner: 
         torch.manual_seed(seed)
         base, tokenizer = models.load(settings.base)
         model = loop.attach_adapter(base, settings.train.lora)
+        identity = models.identify(settings.base)
         prompts = policy_prompts(tokenizer, held_out, settings.workflow)
 
         def measure() -> Sequence[Sample]:
             texts = complete(model, tokenizer, prompts, max_tokens=settings.train.max_completion_tokens)
             environment.scorer = honest
             with models.leaving_room():
-                graded = runner.run(environment.grade_all(list(zip(texts, held_out, strict=True))))
+                graded = background.run(environment.grade_all(list(zip(texts, held_out, strict=True))))
             environment.scorer = failing
             return [one.sample for one in graded]
 
         watcher = Watcher(f"{arm}, seed {seed}", measure)
         with tempfile.TemporaryDirectory() as folder:
-            course = loop.Course(model, tokenizer, examples, environment, Path(folder), runner.run)
+            course = loop.Course(model, tokenizer, identity, examples, environment, background, Path(folder))
             environment.scorer = failing
             loop.train(course, settings.train, settings.workflow, watcher)
         return watcher.curve
     finally:
-        runner.run(environment.close())
+        background.run(environment.close())
 
 
 def accuracy(samples: Sequence[Sample]) -> float:
@@ -121,12 +123,12 @@ def main() -> None:
     steps = given.steps or params.load().train.max_steps
     settings = {"train.max_steps": str(steps), "train.eval_every": str(given.every or steps)}
     found: dict[Arm, Curve] = {arm: {} for arm in ARMS}
-    with asyncio.Runner() as runner:
+    with Background() as background:
         for seed in given.seeds:
             seeded = params.load(overrides=settings | {"train.seed": str(seed)})
             for arm in ARMS:
                 began = time.monotonic()
-                curve = trained(seeded, arm, given.share, given.kind, runner)
+                curve = trained(seeded, arm, given.share, given.kind, background)
                 for step, samples in curve.items():
                     found[arm][step] = [*found[arm].get(step, []), *samples]
                 reached = " ".join(f"{accuracy(samples):.1%}" for samples in curve.values())

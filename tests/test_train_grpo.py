@@ -15,6 +15,7 @@ import pytest
 from gradeflow import __main__ as cli
 from gradeflow import adapter, dataset, evaluate, jsonl, tracking, train_grpo
 from gradeflow.errors import AuditError, ProviderError
+from gradeflow.grpo.rollouts import Batch
 from gradeflow.params import Params
 from gradeflow.types import Example, Rollout, Sample, Turn
 from support import tiny
@@ -247,7 +248,7 @@ UNSCORED = replace(RIGHT, score=None, by="", fault="unreachable")
 
 def test_abstentions_are_shares_of_all_rollouts_of_a_step_replaced_ones_too() -> None:
     groups, replaced = [group(RIGHT, UNSCORED), group(RIGHT, WRONG)], [group(UNSCORED, replace(UNSCORED, fault="tie"))]
-    assert train_grpo.fault_metrics(groups, replaced, {"timeout"}) == {
+    assert train_grpo.fault_metrics(Batch(groups, replaced, 0.0), {"timeout"}) == {
         "rollouts/replaced_groups": 1,
         "rollouts/unscored_share": 0.5,
         "faults/unreachable": pytest.approx(1 / 3),
@@ -258,14 +259,14 @@ def test_abstentions_are_shares_of_all_rollouts_of_a_step_replaced_ones_too() ->
 
 def test_a_group_is_dead_that_has_no_two_different_scores() -> None:
     groups = [group(RIGHT, UNSCORED), group(RIGHT, RIGHT), group(UNSCORED, UNSCORED), group(RIGHT, WRONG)]
-    metrics = train_grpo.step_metrics(1, {}, groups, 1.0, [])
+    metrics = train_grpo.step_metrics(1, {}, Batch(groups, [], 0.0), [])
     assert (metrics["train/dead_group_share"], metrics["train/num_total"]) == (0.75, 8)
     assert (metrics["train/accuracy"], metrics["train/completion_tokens"]) == (0.8, 2)
 
 
 def test_what_did_not_happen_in_a_step_counts_zero() -> None:
     first, second = (
-        train_grpo.step_metrics(1, {}, [group(*samples)], 1.0, ["Custom", "Programmer"])
+        train_grpo.step_metrics(1, {}, Batch([group(*samples)], [], 0.0), ["Custom", "Programmer"])
         for samples in ([RIGHT], [RIGHT, WRONG])
     )
     assert first.keys() == second.keys()

@@ -5,6 +5,7 @@ final size without a copy for every token, and rows that have ended are dropped.
 T tokens, V words.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+computing = threading.RLock()
+"""Held by the thread whose model computes: policy and executor in one process take turns, rather than cores."""
+
 Choose = Callable[["torch.Tensor", "torch.Tensor", int], "torch.Tensor"]
 """The next token (n,) from logits (n, V), the rows (n,) that they belong to among N, and the step from 0."""
+
+Ended = Callable[[int, list[int]], None]
+"""Is given a row, of N, and its tokens as soon as it has ended, while the others are still being written."""
 
 
 def decode(
@@ -23,6 +30,7 @@ def decode(
     ends: Sequence[int],
     choose: Choose,
     copies: Sequence[int] | None = None,
+    ended: Ended | None = None,
 ) -> list[list[int]]:
     """Completions as token ids, the one that ends it included: `copies` of each prompt, in order, N in all.
 
@@ -49,7 +57,7 @@ def decode(
         ).logits[:, -1]
         return logits
 
-    with torch.inference_mode():
+    with computing, torch.inference_mode():
         logits = read(0)
         if copies is not None:
             each = torch.arange(len(prompts), device=device).repeat_interleave(torch.tensor(copies, device=device))
@@ -63,8 +71,11 @@ def decode(
             chosen = choose(logits, rows, step)
             written[rows, step] = chosen
             lengths[rows] += running
-            running = running & ~torch.isin(chosen, stops) & (room[rows] > step + 1)
+            before, running = running, running & ~torch.isin(chosen, stops) & (room[rows] > step + 1)
             left = int(running.sum())
+            if ended is not None and left < int(before.sum()):
+                for row in rows[before & ~running].tolist():
+                    ended(row, written[row, : step + 1].tolist())
             if not left:
                 break
             tokens, positions = chosen[:, None], positions[:, -1:] + 1
@@ -93,16 +104,23 @@ def sampler(temperatures: "torch.Tensor", draws: "torch.Tensor", top_p: float = 
 
     `temperatures` (N), where 0 is greedy; `draws` (N, T) are uniform in [0, 1), one for each token.
     """
+    import torch
 
     def choose(logits: "torch.Tensor", rows: "torch.Tensor", step: int) -> "torch.Tensor":
         warm = temperatures[rows, None]
-        shares, order = (logits.float() / warm.clamp(min=1e-4)).softmax(-1).sort(-1, descending=True)
-        if top_k:
+        shares = (logits.float() / warm.clamp(min=1e-4)).softmax(-1)
+        order = None
+        if top_k or top_p < 1:
+            shares, order = shares.sort(-1, descending=True)
+        if order is not None and top_k:
             shares, order = shares[:, :top_k], order[:, :top_k]
             shares = shares / shares.sum(-1, keepdim=True)
-        reached = shares.where(shares.cumsum(-1) - shares < top_p, 0.0).cumsum(-1)
-        place = (reached <= draws[rows, step, None] * reached[:, -1:]).sum(-1, keepdim=True)
-        sampled = order.gather(-1, place.clamp(max=shares.shape[-1] - 1))
+        if top_p < 1:
+            shares = shares.where(shares.cumsum(-1) - shares < top_p, 0.0)
+        reached = shares.cumsum(-1)
+        place = torch.searchsorted(reached, draws[rows, step, None] * reached[:, -1:], right=True)
+        place = place.clamp(max=shares.shape[-1] - 1)
+        sampled = place if order is None else order.gather(-1, place)
         return sampled.where(warm > 0, logits.argmax(-1, keepdim=True))[:, 0]
 
     return choose

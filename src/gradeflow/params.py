@@ -212,12 +212,17 @@ class Train(Section):
     clip_range: float = setting("PPO clip range below 1", gt=0, lt=1)
     clip_range_high: float = setting("PPO clip range above 1", gt=0, lt=1)
     ppo_epochs: Positive = setting("updates per batch of rollouts")
+    staleness: Count = setting(
+        "updates that rollouts may be behind the policy, so that scores are waited for while others are written; "
+        "0: strictly on policy",
+        le=64,
+    )
     scale_rewards: Literal["group", "batch", "none"] = setting("what advantages are divided by: a std, or nothing")
     eval_every: Positive = setting("steps between validations, each with a checkpoint")
     val_samples: Positive = setting("validation questions")
     fault_retries: Count = setting("further tries of a rollout that a fault left without a score")
     max_replaced_groups: Count = setting(
-        "groups with fewer than two scores in a step that those of other questions may stand in for"
+        "groups without two different scores in a step that those of other questions may stand in for"
     )
     max_fault_share: Share = setting("share of unscored rollouts in a step above which the run stops, to be resumed")
     log_rollouts: Count = setting("rollouts logged as a table, per validation")

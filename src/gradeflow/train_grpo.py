@@ -3,8 +3,6 @@
 The best checkpoint by validation is the result. Started again after an interruption, the stage goes on in the same run.
 """
 
-import asyncio
-import json
 import shutil
 import statistics
 from collections import Counter
@@ -17,10 +15,12 @@ from rich.progress import Progress
 
 from gradeflow import adapter, dataset, disk, fingerprint, models, registry, tracking
 from gradeflow.adapter import BaseIdentity
+from gradeflow.background import Background
 from gradeflow.errors import TooManyFaults
+from gradeflow.grpo import checkpoint, loop
 from gradeflow.grpo import environment as environments
-from gradeflow.grpo import loop
 from gradeflow.grpo.environment import WorkflowEnvironment
+from gradeflow.grpo.rollouts import Batch, different_scores
 from gradeflow.grpo.sample import complete, policy_prompts
 from gradeflow.params import Params
 from gradeflow.types import Example, Rollout, Sample
@@ -43,8 +43,8 @@ def main(params: Params) -> None:
         print(f"train_grpo: nothing has changed; reused run {done}")
         return
     resume = tracking.find_unfinished("train_grpo", mark)
-    with asyncio.Runner() as runner:
-        runner.run(environments.require_ready(params))
+    with Background() as background:
+        background.run(environments.require_ready(params))
         with tracking.start_run("train_grpo", params.model_dump(mode="json"), resume=resume, fingerprint=mark) as run:
             registry.record_prompts(run, environments.prompts(params))
             for data in (train, validation):
@@ -56,9 +56,9 @@ def main(params: Params) -> None:
             environment = WorkflowEnvironment(params)
             try:
                 with disk.watched(folder):
-                    _train(params, train.examples, validation.examples, identity, environment, runner, run, folder)
+                    _train(params, train.examples, validation.examples, identity, environment, background, run, folder)
             finally:
-                runner.run(environment.close())
+                background.run(environment.close())
 
 
 def _train(
@@ -67,7 +67,7 @@ def _train(
     validation: Sequence[Example],
     identity: BaseIdentity,
     environment: WorkflowEnvironment,
-    runner: asyncio.Runner,
+    background: Background,
     run: tracking.Run,
     folder: Path,
 ) -> None:
@@ -84,11 +84,11 @@ def _train(
             "gradeflow.scorer.version": environment.scorer.version,
         }
     )
-    course = loop.Course(model, tokenizer, train, environment, folder / "checkpoints", runner.run)
+    course = loop.Course(model, tokenizer, identity, train, environment, background, folder / "checkpoints")
     with Progress() as progress:
         questions = validation[: params.train.val_samples]
         had = {name.removeprefix(FAULTS) for name in tracking.read_metrics(run.id) if name.startswith(FAULTS)}
-        watcher = Watcher(params, course, questions, identity, run, progress, folder, had)
+        watcher = Watcher(params, course, questions, run, progress, folder, had)
         if watcher.catch_up() < params.train.max_steps:  # the trainer would take one more step
             loop.train(course, params.train, params.workflow, watcher)
     watcher.finish()
@@ -101,7 +101,6 @@ class Watcher:
     params: Params
     course: loop.Course
     validation: Sequence[Example]
-    identity: BaseIdentity
     run: tracking.Run
     progress: Progress
     folder: Path
@@ -109,16 +108,9 @@ class Watcher:
     """Of faults that the run has had; they count 0 from then on where they do not happen."""
     task: Any = None
 
-    def step(
-        self,
-        number: int,
-        logs: Mapping[str, float],
-        groups: Sequence[loop.Group],
-        replaced: Sequence[loop.Group],
-        temperature: float,
-    ) -> None:
-        metrics = step_metrics(number, logs, groups, temperature, self.params.workflow.operators)
-        metrics |= fault_metrics(groups, replaced, self.causes)
+    def step(self, number: int, logs: Mapping[str, float], batch: Batch) -> None:
+        metrics = step_metrics(number, logs, batch, self.params.workflow.operators)
+        metrics |= fault_metrics(batch, self.causes)
         self.causes |= {name.removeprefix(FAULTS) for name in metrics if name.startswith(FAULTS)}
         self.run.log_metrics(metrics | self.course.environment.clients.figures(), step=number)
         if self.task is None:
@@ -126,30 +118,28 @@ class Watcher:
         said = f"train_grpo  accuracy {metrics['train/accuracy']:.0%}  valid {metrics['rollouts/valid_share']:.0%}"
         self.progress.update(self.task, completed=number, description=said)
         if number % self.params.train.eval_every == 0:
-            self._show(groups, number)
+            self._show(batch, number)
 
-    def _show(self, groups: Sequence[loop.Group], number: int) -> None:
-        rows = [rollout_row(rollout) for group in groups for rollout in group]
+    def _show(self, batch: Batch, number: int) -> None:
+        rows = [rollout_row(rollout) for rollout in batch.rollouts]
         self.run.log_table(f"rollouts/step_{number:06d}.json", rows[: self.params.train.log_rollouts])
-        for group in groups[: self.params.train.trace_rollouts]:
+        for group in batch.groups[: self.params.train.trace_rollouts]:
             judge = self.course.environment.judge
             self.run.log_rollout_trace(group[0], number, judge.model if judge else "")
 
     def catch_up(self) -> int:
-        """Drop a checkpoint that was cut off while it was written, validate one that has not been; returns its step."""
-        if not self.course.folder.exists():
+        """Validate what has not been: the start, or a checkpoint that was written last. Returns its step."""
+        last = checkpoint.newest(self.course.folder)
+        if last is None:
             self.validate(0)
             return 0
-        checkpoints = sorted(self.course.folder.glob("checkpoint-*"), key=_number)
-        while checkpoints and not _is_whole(checkpoints[-1]):
-            shutil.rmtree(checkpoints.pop())
-        if checkpoints and not (checkpoints[-1] / VALIDATED).exists():
-            self.course.model.load_adapter(str(checkpoints[-1]), "default", is_trainable=True)
-            self.checkpoint(_number(checkpoints[-1]), checkpoints[-1])
-        return _number(checkpoints[-1]) if checkpoints else 0
+        number = checkpoint.number_of(last)
+        if not (last / VALIDATED).exists():
+            self.course.model.load_adapter(str(last), "default", is_trainable=True)
+            self.checkpoint(number, last)
+        return number
 
     def checkpoint(self, number: int, folder: Path) -> None:
-        adapter.stamp(folder, self.identity)
         score = self.validate(number)
         self.run.log_artifact(folder / "adapter_model.safetensors", f"checkpoints/step_{number}")
         self.run.log_artifact(folder / adapter.CONFIG, f"checkpoints/step_{number}")
@@ -172,7 +162,9 @@ class Watcher:
             max_tokens=self.params.train.max_completion_tokens,
             batch_size=self.params.evaluate.batch_size or 64,
         )
-        graded = self.course.wait(self.course.environment.grade_all(list(zip(texts, self.validation, strict=True))))
+        graded = self.course.background.run(
+            self.course.environment.grade_all(list(zip(texts, self.validation, strict=True)))
+        )
         samples = [one.sample for one in graded]
         metrics = validation_metrics(samples, statistics.fmean(one.cost for one in graded))
         self.run.log_metrics(metrics, step=number)
@@ -211,7 +203,7 @@ class Watcher:
         assert best is not None
         score, number = best
         folder = self.folder / "best"
-        facts = adapter.validate(folder, self.identity)
+        facts = adapter.validate(folder, self.course.identity)
         self.course.model.load_adapter(str(folder), "best")
         self.course.model.set_adapter("best")
         adapter.prove_alive(self.course.model, adapter.default_probes(len(self.course.tokenizer)))
@@ -224,41 +216,33 @@ class Watcher:
         self.progress.console.print(f"best checkpoint: step {number}, adapter {facts.digest[:12]}, in {result}")
 
 
-def _number(checkpoint: Path) -> int:
-    return int(checkpoint.name.partition("-")[2])
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    """The trainer's state is what it writes last."""
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return False
-    return True
-
-
-def step_metrics(
-    number: int, logs: Mapping[str, float], groups: Sequence[loop.Group], temperature: float, operators: Sequence[str]
-) -> dict[str, float]:
+def step_metrics(number: int, logs: Mapping[str, float], batch: Batch, operators: Sequence[str]) -> dict[str, float]:
     """One training step under the names that the original's users know, and what TRL reports beside them.
 
+    Counts and means are over all groups of the step, those that taught nothing too.
     What did not happen counts 0: left out, it would keep its last value in MLflow, and be missing beside other runs.
     """
-    rollouts = [rollout for group in groups for rollout in group]
+    asked = [*batch.groups, *batch.replaced]
+    rollouts = [rollout for group in asked for rollout in group]
     samples = [rollout.sample for rollout in rollouts]
     scored = [sample for sample in samples if sample.score is not None]
     scores = [sample.score or 0.0 for sample in scored]
+    staleness = [(number - 1) - one.version for one in rollouts]
     metrics = {
         "train/step": float(number),
         "train/loss": logs.get("loss", 0.0),
         "train/kl_div": logs.get("kl", 0.0),
-        "train/temperature": temperature,
+        "train/temperature": statistics.fmean(one.temperature for one in rollouts),
         "train/learning_rate": logs.get("learning_rate", 0.0),
         "train/grad_norm": logs.get("grad_norm", 0.0),
         "train/entropy": logs.get("entropy", 0.0),
+        "train/clip_share": logs.get("clip_ratio/region_mean", 0.0),
         "train/step_seconds": logs.get("step_time", 0.0),
+        "train/waited_seconds": batch.waited,
+        "train/staleness": statistics.fmean(staleness),
+        "train/staleness_max": float(max(staleness)),
         "train/completion_tokens": statistics.fmean(len(turn.mask) for one in rollouts for turn in one.turns),
-        "train/dead_group_share": _share(len(_scores(group)) < 2 for group in groups),
+        "train/dead_group_share": _share(len(different_scores(group)) < 2 for group in asked),
         "train/num_total": float(len(samples)),
         "train/num_correct": float(sum(score == 1 for score in scores)),
         "rollouts/valid_share": _share(sample.valid for sample in samples),
@@ -290,22 +274,15 @@ def step_metrics(
     return metrics | {f"operators/{name}": _share(name in sample.operators for sample in samples) for name in operators}
 
 
-def fault_metrics(
-    groups: Sequence[loop.Group], replaced: Sequence[loop.Group], causes: Collection[str]
-) -> dict[str, float]:
+def fault_metrics(batch: Batch, causes: Collection[str]) -> dict[str, float]:
     """What share of all rollouts of a step has no score, replaced ones too, and for which causes."""
-    samples = [rollout.sample for group in (*groups, *replaced) for rollout in group]
+    samples = [rollout.sample for group in (*batch.groups, *batch.replaced) for rollout in group]
     counts = dict.fromkeys(causes, 0) | _counts(sample.fault for sample in samples)
     return {
-        "rollouts/replaced_groups": float(len(replaced)),
+        "rollouts/replaced_groups": float(len(batch.replaced)),
         "rollouts/unscored_share": _share(sample.score is None for sample in samples),
         **{f"{FAULTS}{cause}": count / len(samples) for cause, count in counts.items()},
     }
-
-
-def _scores(group: loop.Group) -> set[float]:
-    """The different scores in a group; one alone is nothing to learn from."""
-    return {rollout.sample.score for rollout in group if rollout.sample.score is not None}
 
 
 def validation_metrics(samples: Sequence[Sample], cost: float) -> dict[str, float]:

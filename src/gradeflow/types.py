@@ -91,12 +91,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the policy read and wrote once: token ids as sampled, and a mask of 1 where a token is its own."""
+    """What the policy read and wrote once: token ids as sampled, and a mask of 1 where a token is its own.
+
+    `log_probs` are those of the completion's tokens when they were sampled, at the rollout's temperature; empty where
+    nobody needs them.
+    """
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     mask: tuple[int, ...]
     text: str
+    log_probs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +139,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One episode of the policy on one example: what it wrote, what that did, what it was worth, and why."""
+    """One episode of the policy on one example: what it wrote, what that did, what it was worth, and why.
+
+    `version` counts the updates of the policy that wrote it.
+    """
 
     example: Example
     turns: tuple[Turn, ...]
     sample: Sample
     events: tuple[Event, ...]
     reason: str = ""
+    version: int = 0
+    temperature: float = 1.0

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gradeflow import models
-from gradeflow.grpo import log_probs, loop
+from gradeflow.grpo import loop, trainer
+from gradeflow.grpo.log_probs import can_share
 from support import tiny
 
 PROMPTS, GROUP, PROMPT_TOKENS, COMPLETION_TOKENS = 3, 4, 20, 9
@@ -14,10 +15,8 @@ ROWS = PROMPTS * GROUP
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from datasets import Dataset
-    from trl import GRPOTrainer
-
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A trainer of ours, measuring at a temperature of 0.7."""
     folder = tmp_path_factory.mktemp("base")
     settings = tiny.settings(folder, train__temperature=0.7)
     base, tokenizer = models.load(settings.base)
@@ -26,13 +25,10 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.05)
-    return log_probs.sharing_prompts(GRPOTrainer)(
-        model=model,
-        reward_funcs=[loop.reward],
-        args=loop.configure(settings.train, folder / "run"),
-        train_dataset=Dataset.from_list([{"prompt": "a", "id": "b"}]),
-        processing_class=tokenizer,
-    )
+    nothing: Any = None
+    found = trainer.make(model, tokenizer, nothing, settings.train, folder / "run", nothing)
+    found._temperatures = [0.7] * ROWS
+    return found
 
 
 def batch(order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,15 +49,12 @@ def gradients(model: Any, value: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("order", [torch.arange(ROWS), torch.randperm(ROWS)], ids=["grouped", "shuffled"])
-@pytest.mark.parametrize("batch_size", [None, 5])
-def test_probabilities_entropies_and_gradients_are_those_of_trl(
-    trainer: Any, order: torch.Tensor, batch_size: int | None
-) -> None:
+def test_probabilities_entropies_and_gradients_are_those_of_trl(made: Any, order: torch.Tensor) -> None:
     ids, mask = batch(order)
-    theirs = super(type(trainer), trainer)._get_per_token_logps_and_entropies
-    ours = trainer._get_per_token_logps_and_entropies
-    asked = (trainer.model, ids, mask, COMPLETION_TOKENS, batch_size, True)
-    expected, expected_entropy, _ = theirs(*asked)
+    theirs = super(type(made), made)._get_per_token_logps_and_entropies
+    ours = made._get_per_token_logps_and_entropies
+    asked = (made.model, ids, mask, COMPLETION_TOKENS)
+    expected, expected_entropy, _ = theirs(*asked, compute_entropy=True)
     found, entropy, _ = ours(*asked)
     written = mask[:, -COMPLETION_TOKENS:].bool()
     assert found.shape == (ROWS, COMPLETION_TOKENS)
@@ -69,34 +62,34 @@ def test_probabilities_entropies_and_gradients_are_those_of_trl(
     torch.testing.assert_close(entropy[written], expected_entropy[written], rtol=1e-4, atol=1e-5)
     weights = torch.randn(found.shape) * written
     torch.testing.assert_close(
-        gradients(trainer.model, (found * weights).sum()),
-        gradients(trainer.model, (expected * weights).sum()),
+        gradients(made.model, (found * weights).sum()),
+        gradients(made.model, (expected * weights).sum()),
         rtol=1e-3,
         atol=1e-4,
     )
 
 
-def test_a_group_reads_its_prompt_once(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_reads_its_prompt_once(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    embed = trainer.model.get_input_embeddings()
+    embed = made.model.get_input_embeddings()
     hook = embed.register_forward_hook(lambda _module, inputs, _output: read.append(inputs[0].numel()))
     try:
         ids, mask = batch(torch.arange(ROWS))
-        trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, COMPLETION_TOKENS)
+        made._get_per_token_logps_and_entropies(made.model, ids, mask, COMPLETION_TOKENS)
     finally:
         hook.remove()
     assert read == [PROMPTS * (PROMPT_TOKENS - 1), ROWS * COMPLETION_TOKENS]
 
 
-def test_what_cannot_be_shared_is_left_to_trl(trainer: Any) -> None:
+def test_what_cannot_be_shared_is_left_to_trl(made: Any) -> None:
     ids, mask = batch(torch.arange(ROWS))
-    trainer.model.train()
-    trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
+    made.model.train()
+    made.model.gradient_checkpointing_enable({"use_reentrant": False})
     try:
-        assert not log_probs.can_share(trainer.model)
-        found, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, COMPLETION_TOKENS)
+        assert not can_share(made.model)
+        found, _, _ = made._get_per_token_logps_and_entropies(made.model, ids, mask, COMPLETION_TOKENS)
     finally:
-        trainer.model.gradient_checkpointing_disable()
-    assert log_probs.can_share(trainer.model)
-    expected, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, COMPLETION_TOKENS)
+        made.model.gradient_checkpointing_disable()
+    assert can_share(made.model)
+    expected, _, _ = made._get_per_token_logps_and_entropies(made.model, ids, mask, COMPLETION_TOKENS)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

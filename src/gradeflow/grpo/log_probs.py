@@ -11,45 +11,6 @@ if TYPE_CHECKING:
     import torch
 
 
-def sharing_prompts(trainer: type) -> type:
-    """A subclass of TRL's GRPOTrainer that calls `log_probs` where it can: one process, text alone, `can_share`."""
-
-    class Trainer(trainer):  # type: ignore[misc]  # TRL's class, given at run time
-        def _get_per_token_logps_and_entropies(
-            self,
-            model: Any,
-            input_ids: "torch.Tensor",
-            attention_mask: "torch.Tensor",
-            logits_to_keep: int,
-            batch_size: int | None = None,
-            compute_entropy: bool = False,  # noqa: FBT001, FBT002 - TRL's signature
-            compute_aux_loss: bool = False,  # noqa: FBT001, FBT002
-            **others: Any,
-        ) -> "tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]":
-            import torch
-
-            alone = self.accelerator.num_processes == 1 and all(value is None for value in others.values())
-            if not alone or compute_aux_loss or not can_share(model):
-                return super()._get_per_token_logps_and_entropies(  # type: ignore[no-any-return]
-                    model,
-                    input_ids,
-                    attention_mask,
-                    logits_to_keep,
-                    batch_size,
-                    compute_entropy,
-                    compute_aux_loss,
-                    **others,
-                )
-            size = batch_size or len(input_ids)
-            batches = zip(input_ids.split(size), attention_mask.split(size), strict=True)
-            with self.accelerator.autocast():
-                parts = [log_probs(model, ids, mask, logits_to_keep) for ids, mask in batches]
-            found, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
-            return found, entropies if compute_entropy else None, None
-
-    return Trainer
-
-
 def can_share(model: Any) -> bool:
     """Whether the model keeps plain keys and values for each token; gradient checkpointing keeps none."""
     from transformers.cache_utils import DynamicCache, DynamicLayer

@@ -1,0 +1,210 @@
+"""Groups of rollouts on their way: written by the policy, graded in the background, taken by the trainer in order.
+
+A completion's workflow and verdict start when that completion ends. With `train.staleness` s the groups of the next s
+updates are written before the verdicts of this one are waited for, by the policy as it is now; with 0 the policy that
+learns from a group is the one that wrote it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from gradeflow import digest, models, params
+from gradeflow.background import Background
+from gradeflow.errors import SettingsError, TooManyFaults
+from gradeflow.grpo.environment import WorkflowEnvironment
+from gradeflow.grpo.policy import Policy
+from gradeflow.grpo.questions import Questions
+from gradeflow.types import Event, Example, Rollout, Turn
+from gradeflow.workflow.program import policy_messages
+
+Group = Sequence[Rollout]
+"""The rollouts of one question in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one update learns from, and what stood in the way.
+
+    `replaced` are the groups that taught nothing and for which others stand in; `waited` is how long, in seconds, the
+    trainer had nothing to do but wait for scores.
+    """
+
+    groups: Sequence[Group]
+    replaced: Sequence[Group]
+    waited: float
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [rollout for group in self.groups for rollout in group]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    example: Example
+    temperature: float
+    turns: "Sequence[Future[Turn]]"
+    rollouts: "Sequence[Future[Rollout]]"
+
+
+class Rollouts:
+    """`take` gives the groups of one update after the other.
+
+    A group without two different scores teaches nothing: another question of its kind stands in for it, as often in a
+    step as the settings allow; after that it stays.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        encode: Callable[[Any], Sequence[int]],
+        decode: Callable[[Sequence[int]], str],
+        questions: Questions,
+        environment: WorkflowEnvironment,
+        background: Background,
+        settings: params.Train,
+        workflow: params.Workflow,
+    ) -> None:
+        self._policy = policy
+        self._encode = encode
+        self._decode = decode
+        self._questions = questions
+        self._environment = environment
+        self._background = background
+        self._settings = settings
+        self._workflow = workflow
+        self._flights: deque[_Flight] = deque()
+        self._serial = 0
+        self._again: list[Example] = []
+
+    def take(
+        self, version: int, temperature: float, meanwhile: Callable[[Sequence[tuple[Turn, float]]], None]
+    ) -> Batch:
+        """The groups of the update that makes `version + 1`.
+
+        `meanwhile` is called with what they wrote, and at which temperature, for work that needs no score.
+
+        Raises:
+            TooManyFaults: more rollouts than allowed have no score.
+        """
+        wanted = self._settings.prompts_per_step
+        self._fill(wanted * (1 + self._settings.staleness), version, temperature)
+        flights = list(self._flights)[:wanted]
+        meanwhile([(turn.result(), flight.temperature) for flight in flights for turn in flight.turns])
+        started = time.perf_counter()
+        groups, replaced = [self._next() for _ in range(wanted)], list[Group]()
+        self._require_scores(groups)
+        while places := self._dead(groups)[: self._settings.max_replaced_groups - len(replaced)]:
+            for place in places:
+                self._questions.give_back(groups[place][0].example)
+            self._fill(len(places), version, temperature)
+            replaced += [groups[place] for place in places]
+            for place in places:
+                groups[place] = self._next()
+            self._require_scores([*groups, *replaced])
+        return Batch(groups, replaced, time.perf_counter() - started)
+
+    def state(self) -> dict[str, Any]:
+        """What follows from here on; groups on their way are written again after an interruption."""
+        return {
+            "questions": self._questions.state(),
+            "serial": self._serial - len(self._flights),
+            "again": [flight.example.id for flight in self._flights],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._questions.restore(state["questions"])
+        self._serial = state["serial"]
+        self._again = [self._questions.find(name) for name in state["again"]]
+
+    def _fill(self, wanted: int, version: int, temperature: float) -> None:
+        """Have at least so many groups on their way."""
+        missing = wanted - len(self._flights)
+        if missing <= 0:
+            return
+        self._policy.begin(missing * self._settings.group_size)
+        for _ in range(missing):
+            example = self._again.pop(0) if self._again else self._questions.draw()
+            self._flights.append(self._start(example, version, temperature))
+        self._policy.serve(version)
+
+    def _start(self, example: Example, version: int, temperature: float) -> _Flight:
+        prompt = self._encode(policy_messages(example, self._workflow))
+        if len(prompt) > self._settings.max_prompt_tokens:
+            raise SettingsError(
+                f"train.max_prompt_tokens is {self._settings.max_prompt_tokens}; a prompt has {len(prompt)} tokens"
+            )
+        serial, self._serial = self._serial, self._serial + 1
+        turns, rollouts = list[Future[Turn]](), list[Future[Rollout]]()
+        for copy in range(self._settings.group_size):
+            seed = int(digest.of_json([self._settings.seed, serial, copy])[:15], 16)
+            turn: Future[Turn] = Future()
+            turns.append(turn)
+            rollouts.append(self._background.start(self._episode(example, prompt, seed, turn, version, temperature)))
+        return _Flight(example, temperature, turns, rollouts)
+
+    async def _episode(
+        self,
+        example: Example,
+        prompt: Sequence[int],
+        seed: int,
+        wrote: "Future[Turn]",
+        version: int,
+        temperature: float,
+    ) -> Rollout:
+        started, clock = time.time(), time.perf_counter()
+        try:
+            written = await self._policy.complete(prompt, seed, temperature)
+            turn = Turn(
+                tuple(prompt), written.ids, (1,) * len(written.ids), self._decode(written.ids), written.log_probs
+            )
+            wrote.set_result(turn)
+        except BaseException as error:
+            wrote.set_exception(error)
+            raise
+        finally:
+            self._policy.end()
+        event = Event(
+            "policy",
+            "policy",
+            started,
+            time.perf_counter() - clock,
+            {"messages": policy_messages(example, self._workflow)},
+            {"text": turn.text},
+            len(turn.prompt_ids),
+            len(turn.completion_ids),
+        )
+        graded = await self._environment.grade(turn.text, example)
+        events = (*graded.events, event)
+        return Rollout(example, (turn,), graded.sample, events, graded.reason, version, temperature)
+
+    def _next(self) -> Group:
+        """The oldest group, when all of it is graded."""
+        flight = self._flights.popleft()
+        with models.leaving_room():
+            group = [rollout.result() for rollout in flight.rollouts]
+        self._questions.learnt(flight.example, [one.sample.score for one in group if one.sample.score is not None])
+        return group
+
+    def _dead(self, groups: Sequence[Group]) -> list[int]:
+        return [place for place, group in enumerate(groups) if len(different_scores(group)) < 2]
+
+    def _require_scores(self, groups: Sequence[Group]) -> None:
+        tried = [rollout for group in groups for rollout in group]
+        faults = [one.sample.fault or "" for one in tried if one.sample.score is None]
+        if len(faults) > self._settings.max_fault_share * len(tried):
+            cause = max(set(faults), key=faults.count)
+            raise TooManyFaults(
+                f"{len(faults)} of {len(tried)} rollouts of a step have no score (mostly {cause}); more than "
+                f"train.max_fault_share = {self._settings.max_fault_share}. When "
+                f"{self._environment.needs} answer again, the same command goes on from the last checkpoint",
+                cause=cause,
+            )
+
+
+def different_scores(group: Group) -> set[float]:
+    """One alone, or none, is nothing to learn from."""
+    return {rollout.sample.score for rollout in group if rollout.sample.score is not None}
