@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradeflow import jsonl, lineage
+from gradeflow import digest, jsonl, lineage
 from gradeflow.errors import DataError
 from gradeflow.types import Example, Split
 
@@ -30,6 +30,11 @@ class Dataset:
     path: Path
     md5: str
     examples: tuple[Example, ...]
+
+
+def digest_of(example: Example) -> str:
+    """What a sample names its question by: 16 hex of all that the row holds, answer and tests included."""
+    return digest.of_json(example.to_row())[:16]
 
 
 def described(data: Dataset) -> list[Path]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from gradeflow import audit, digest, llm, models, prompt, readiness
+from gradeflow import audit, dataset, llm, models, prompt, readiness
 from gradeflow.errors import Fault
 from gradeflow.judge import Judge, prompt_of
 from gradeflow.params import Params
@@ -31,43 +31,84 @@ class Graded:
     reason: str = ""
 
 
-async def require_ready(settings: Params) -> None:
+async def require_ready(settings: Params, *, runs: bool = True) -> None:
     """Raises what `readiness.check` does where the sandbox does not isolate, or executor or judges do not answer."""
-    await readiness.check(settings.sandbox, {name: settings.models[name] for name in asked(settings)})
+    await readiness.check(settings.sandbox, {name: settings.models[name] for name in asked(settings, runs=runs)})
 
 
-def asked(settings: Params) -> list[str]:
-    """The names of the models that execute, and that judge if any does."""
-    judges = settings.judge.models if _has_judge(settings) else []
-    return list(dict.fromkeys([settings.workflow.executor, *judges]))
+def asked(settings: Params, *, runs: bool = True) -> list[str]:
+    """The names of the models that execute, where workflows are run and not only scored, and that judge if any does."""
+    executors = [settings.workflow.executor] if runs else []
+    return list(dict.fromkeys([*executors, *(settings.judge.models if _has_judge(settings) else [])]))
 
 
 def _has_judge(settings: Params) -> bool:
     return settings.scorer.judge != "never" or settings.judge.audit_share > 0
 
 
-def prompts(settings: Params) -> list[Prompt]:
+def prompts(settings: Params, *, runs: bool = True) -> list[Prompt]:
     """What policy, judge and operators are asked by."""
-    ours = ["policy", "judge", *operators.prompts(settings.workflow.operators)]
+    ours = ["policy", "judge", *operators.prompts(settings.workflow.operators)] if runs else ["judge"]
     return [*map(prompt.load, ours), *map(prompt_of, settings.judge.prompts.values())]
 
 
-class WorkflowEnvironment:
-    """Runs and grades workflows."""
+class Grader:
+    """Scores answers with all that the scorer asks, and keeps a fault apart from a score."""
 
-    def __init__(self, settings: Params) -> None:
-        urls = {name: settings.models[name].url for name in asked(settings)}
+    def __init__(self, settings: Params, *, runs: bool = False) -> None:
+        urls = {name: settings.models[name].url for name in asked(settings, runs=runs)}
         base = models.base_folder(settings.base) if llm.LOCAL in urls.values() else None
         self.clients = llm.Clients(settings.models, base)
-        self.executor = self.clients[settings.workflow.executor]
         self.sandbox = Sandbox(settings.sandbox)
         judges = [self.clients[name] for name in settings.judge.models] if _has_judge(settings) else []
         self.judge = Judge(judges, settings.judge) if judges else None
         self.scorer = Scorer(settings.scorer, self.sandbox, self.judge)
-        self.needs = f"{', '.join(f'{name} ({url})' for name, url in urls.items())} and sandbox"
-        self._workflow = settings.workflow
+        self.needs = " and ".join(filter(None, (", ".join(f"{name} ({url})" for name, url in urls.items()), "sandbox")))
         self._tries = settings.train.fault_retries + 1
         self._seed = settings.train.seed
+
+    async def score_again(self, sample: Sample, example: Example) -> Sample:
+        """The sample with its answer scored anew; one that came to no answer, by a failure or a fault, as it is."""
+        if sample.failure is not None or (sample.fault is not None and sample.answer is None):
+            return sample
+        for attempt in range(self._tries):
+            scored, _ = await self._score(sample, example, Trace(), attempt)
+            if scored.score is not None:
+                break
+        return scored
+
+    async def _score(self, sample: Sample, example: Example, trace: Trace, attempt: int) -> tuple[Sample, str]:
+        """The sample with the score of its answer, or with the fault that stood in the way; and why."""
+        outcome = await self.scorer.score(example, sample.answer, trace, attempt)
+        if isinstance(outcome, Score):
+            judged = await self._judged(example, sample.answer or "", outcome)
+            return replace(sample, score=outcome.value, by=outcome.by, judged=judged, fault=None), outcome.reason
+        return replace(sample, score=None, by="", judged=None, fault=outcome.cause), outcome.reason
+
+    async def _judged(self, example: Example, answer: str, score: Score) -> bool | None:
+        """The verdict behind a score, or beside it: some verified answers are shown to the judge to check it."""
+        if score.by == "judge":
+            return score.value == 1
+        if self.judge is None or score.by not in {"number", "math", "choice"}:
+            return None
+        if audit.is_drawn(self.judge.settings.audit_share, self._seed, example.id, answer):
+            with suppress(Fault):
+                asked = example.question, example.ground_truth, answer, example.source
+                return (await self.judge.verdict(*asked)).correct
+        return None
+
+    async def close(self) -> None:
+        await self.clients.close()
+        await self.sandbox.close()
+
+
+class WorkflowEnvironment(Grader):
+    """Runs workflows, and grades what they answer."""
+
+    def __init__(self, settings: Params) -> None:
+        super().__init__(settings, runs=True)
+        self.executor = self.clients[settings.workflow.executor]
+        self._workflow = settings.workflow
 
     async def grade(self, completion: str, example: Example, repeat: int = 0) -> Graded:
         """Grade one completion; a fault is tried again, and leaves the sample without a score at the end."""
@@ -83,7 +124,7 @@ class WorkflowEnvironment:
     async def _grade(self, completion: str, example: Example, repeat: int, attempt: int) -> Graded:
         sample = Sample(
             example_id=example.id,
-            example_digest=digest.of_json(example.to_row())[:16],
+            example_digest=dataset.digest_of(example),
             source=example.source,
             kind=example.kind,
             completion=completion,
@@ -103,26 +144,5 @@ class WorkflowEnvironment:
         if run.failure is not None:
             reason = f"{run.failure}: {run.reason}"
             return Graded(replace(sample, score=0.0, by="failure"), run.events, run.cost, reason)
-        outcome = await self.scorer.score(example, run.answer, trace, attempt)
-        if isinstance(outcome, Score):
-            judged = await self._judged(example, run.answer or "", outcome)
-            sample = replace(sample, score=outcome.value, by=outcome.by, judged=judged)
-        else:
-            sample = replace(sample, fault=outcome.cause)
-        return Graded(sample, trace.events, run.cost, outcome.reason)
-
-    async def _judged(self, example: Example, answer: str, score: Score) -> bool | None:
-        """The verdict behind a score, or beside it: some verified answers are shown to the judge to check it."""
-        if score.by == "judge":
-            return score.value == 1
-        if self.judge is None or score.by not in {"number", "math", "choice"}:
-            return None
-        if audit.is_drawn(self.judge.settings.audit_share, self._seed, example.id, answer):
-            with suppress(Fault):
-                asked = example.question, example.ground_truth, answer, example.source
-                return (await self.judge.verdict(*asked)).correct
-        return None
-
-    async def close(self) -> None:
-        await self.clients.close()
-        await self.sandbox.close()
+        sample, reason = await self._score(sample, example, trace, attempt)
+        return Graded(sample, trace.events, run.cost, reason)
