@@ -78,7 +78,7 @@ class World:
                 self._log_samples(run, short, samples(right))
                 entries[short] = {"digest": digest, "path": f"adapters/{short}", "training_run": training.id}
             identity = {"name": BASE.name, "revision": "", "digest": BASE.digest}
-            results = {"scorer": scorer, "base": identity, "adapters": entries}
+            results = {"base": identity, "adapters": entries} | ({"scorer": scorer} if scorer else {})
             run.log_text(json.dumps(results), "results.json")
         return run.id
 

@@ -30,7 +30,7 @@ from gradeflow.evaluation.results import Evaluation
 from gradeflow.evaluation.samples import differences
 from gradeflow.grpo import environment as environments
 from gradeflow.params import Params
-from gradeflow.types import KINDS, Sample
+from gradeflow.types import KINDS, Example, Sample
 
 SECTIONS = ("evaluate", "base", "models", "workflow", "judge", "scorer", "sandbox")
 QUICK = 10
@@ -95,7 +95,7 @@ def main(params: Params, *, adapter: str = "", tasks: str = "", quick: bool = Fa
         run.set_tags(facts(measured))
         digests = ",".join(subject.digest for subject in plan.subjects[1:])
         run.set_tags({registry.ADAPTER_DIGEST: digests, lineage.TRAINING_RUN: training_run})
-        for name, rows in flips(plan, measured):
+        for name, rows in flips(plan, measured, data.examples if data else ()):
             run.log_table(name, rows)
         for subject, one in zip(plan.subjects[1:], found, strict=True):
             model = registry.logged_model(
@@ -187,9 +187,7 @@ def write(out: Path, plan: Plan, measured: Measured, found: Sequence[Found], ide
             shutil.copytree(folder := plan.folder(subject.name, task), out / "tasks" / subject.name / folder.name)
     for subject, one in zip(plan.subjects[1:], found, strict=True):
         shutil.copytree(one.folder, out / "adapters" / subject.name)
-    written = {
-        "scorer": measured.facts.get("scorer", ""),
-        "judge": measured.facts.get("judge", {}),
+    written: dict[str, Any] = {
         "base": {
             "name": identity.name,
             "revision": identity.revision,
@@ -205,8 +203,10 @@ def write(out: Path, plan: Plan, measured: Measured, found: Sequence[Found], ide
             }
             for subject, one in zip(plan.subjects[1:], found, strict=True)
         },
-        "fixed": {name: summary(own) for name, own in measured.samples.items() if name.startswith("fixed_")},
     }
+    if measured.samples:
+        written["scorer"], written["judge"] = measured.facts["scorer"], measured.facts["judge"]
+        written["fixed"] = {name: summary(own) for name, own in measured.samples.items() if name.startswith("fixed_")}
     (out / "results.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 
 
@@ -245,26 +245,31 @@ def metrics_of(subject: str, measured: Measured) -> dict[str, float]:
 
 
 def facts(measured: Measured) -> dict[str, str]:
-    """n, few-shot, version and hash of each task, for tags."""
-    found: dict[str, str] = {}
+    """n, few-shot, version and hash of each of lm-eval's tasks, and the scorer of workflows, for tags."""
+    found: dict[str, str] = {lineage.SCORER: measured.facts["scorer"]} if measured.samples else {}
     for evaluation in next(iter(measured.evaluations.values()), {}).values():
         found |= results.facts(evaluation)
     return found
 
 
-def flips(plan: Plan, measured: Measured) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """Tables of the questions that base or adapter alone has right, by task."""
+def flips(plan: Plan, measured: Measured, examples: Sequence[Example]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Tables of the questions that base or adapter alone has right, by task; `examples` are those of workflows."""
     for subject in plan.subjects[1:]:
         for task, evaluation in measured.evaluations[subject.name].items():
             before = measured.evaluations[BASE][task].samples
             keys = {leaf.task: leaf.metric for one in evaluation.tasks for leaf in one.leaves()}
             rows: list[Mapping[str, Any]] = [
-                {"task": leaf, "adapter": subject.name} | row
+                {"task": leaf} | row
                 for leaf, file in evaluation.samples.items()
                 for row in differences(before[leaf], file, keys[leaf])
             ]
             if rows:
                 yield f"differences/{subject.name}_{Path(task).stem}.json", rows
+        if measured.samples:
+            pair = measured.samples[BASE], measured.samples[subject.name]
+            rows = [{"task": WORKFLOW} | row for row in workflow.differences(*pair, examples)]
+            if rows:
+                yield f"differences/{subject.name}_{WORKFLOW}.json", rows
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:

@@ -116,17 +116,18 @@ def _read_evaluation(run_id: str) -> Evaluation:
     written = tracking.read_text(run_id, "results.json")
     try:
         results = json.loads(written)
-        if not results["scorer"]:
+        base = results["base"]
+        identity = BaseIdentity(base["name"], base.get("revision") or "", base["digest"])
+        if not results.get("scorer"):
             raise PromotionError(
                 f"evaluation run {run_id} has no graded workflows, which promotion compares: name another with "
                 "--evaluation, or evaluate with `workflow` among evaluate.tasks"
             )
-        base = results["base"]
         return Evaluation(
             run_id=run_id,
             scorer=results["scorer"],
             judge=results.get("judge", {}),
-            base=BaseIdentity(base["name"], base.get("revision") or "", base["digest"]),
+            base=identity,
             base_samples=_samples(run_id, "base"),
             adapters=tuple(_evaluated(run_id, name, entry) for name, entry in results["adapters"].items()),
         )

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,6 +136,35 @@ def measure(plan: Plan, engine: "Engine", whole: Whole) -> None:
             (Path(plan.out) / FACTS).write_text(json.dumps(told), encoding="utf-8")
         finally:
             runner.run(environment.close())
+
+
+def differences(
+    base: Sequence[Sample], adapter: Sequence[Sample], examples: Iterable[Example]
+) -> Iterator[dict[str, Any]]:
+    """Rows for a table: the questions that base or adapter alone has right, from half a point on.
+
+    What has no score is neither right nor wrong.
+    """
+    asked = {example.id: example for example in examples}
+    others = {(sample.example_id, sample.repeat): sample for sample in adapter}
+    for ours in base:
+        theirs = others[ours.example_id, ours.repeat]
+        if ours.score is None or theirs.score is None or (ours.score >= 0.5) == (theirs.score >= 0.5):
+            continue
+        yield {
+            "doc_id": ours.example_id,
+            "right": "base" if ours.score >= 0.5 else "adapter",
+            "question": asked[ours.example_id].question,
+            "target": asked[ours.example_id].ground_truth,
+            "base": _answered(ours),
+            "adapter": _answered(theirs),
+        }
+
+
+def _answered(sample: Sample) -> str:
+    """The answer and by which operators, or what the workflow failed with."""
+    said = sample.failure if sample.failure is not None else sample.answer or "no answer"
+    return f"{said} ({', '.join(sample.operators)})" if sample.operators else said
 
 
 def read(plan: Plan) -> tuple[dict[str, list[Sample]], dict[str, Any]]:
