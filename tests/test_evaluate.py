@@ -6,7 +6,7 @@ import mlflow
 import pytest
 
 from gradeflow import adapter, evaluate, models, tracking
-from gradeflow.errors import AdapterError, EvaluationError, SettingsError, TooManyFaults
+from gradeflow.errors import AdapterError, EvaluationError, SettingsError, TooManyFaults, TrackingError
 from gradeflow.evaluation import workflow
 from gradeflow.params import Params
 from gradeflow.types import Sample
@@ -67,6 +67,54 @@ def test_the_models_view_compares_adapters_by_what_was_measured(world: Path, set
         assert "sums/exact_match" in named[f"adapter-{adapter.digest(world / f'adapter-{number}')[:12]}"]
     (used,) = mlflow.get_run(run).inputs.model_inputs
     assert used.model_id in {model.model_id for model in found}
+
+
+@pytest.mark.slow
+def test_saved_replies_are_scored_again_in_a_run_of_their_own_without_the_base(
+    world: Path, settings: Params, store: Path, tmp_path: Path
+) -> None:
+    evaluate.main(settings, adapter=str(world / "adapter-0"))
+    first = tracking.find_stage("evaluate")
+    assert first is not None
+    gone = tiny.settings(world, base__model=tmp_path / "gone", evaluate__include=f"[{world}]", evaluate__limit=3)
+    evaluate.main(gone, rescore=f"runs:/{first}")
+    again = tracking.find_stage("evaluate")
+    assert again not in {None, first}
+    assert tracking.read_tags(again)["gradeflow.rescored"] == first
+    assert tracking.read_metrics(again) == tracking.read_metrics(first)
+    assert tracking.read_text(again, "results.json") == tracking.read_text(first, "results.json")
+    name = adapter.digest(world / "adapter-0")[:12]
+    tables = [mlflow.artifacts.load_dict(f"runs:/{run}/differences/{name}_choices.json") for run in (first, again)]
+    assert tables[0] == tables[1]
+    with pytest.raises(SettingsError, match="leave out --adapter"):
+        evaluate.main(gone, rescore=first, adapter="base")
+    with pytest.raises(TrackingError, match="run unknown: no artifact"):
+        evaluate.main(gone, rescore="unknown")
+
+
+@pytest.mark.slow
+def test_workflows_that_are_scored_again_have_the_figures_of_the_first_time(
+    world: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.project(tmp_path, rows=1)
+    asked = {"evaluate__tasks": "[workflow]", "scorer__judge": "never", "evaluate__batch_size": 4}
+    evaluate.main(tiny.settings(world, **asked), adapter=str(world / "adapter-0"))
+    first = tracking.find_stage("evaluate")
+    evaluate.main(tiny.settings(world, **asked, base__model=tmp_path / "gone"), rescore=first)
+    again = tracking.find_stage("evaluate")
+    assert again != first
+    figures = [
+        {name: value for name, value in tracking.read_metrics(run).items() if not name.startswith("llm/")}
+        for run in (first, again)
+    ]
+    assert figures[0] == figures[1]
+    written = [json.loads(tracking.read_text(run, "results.json")) for run in (first, again)]
+    assert written[0] == written[1]
+    assert written[1]["scorer"] == tracking.read_tags(again)["gradeflow.scorer.version"]
+    names = ["base", adapter.digest(world / "adapter-0")[:12], "fixed_Programmer"]
+    for file in (f"samples/{name}.jsonl" for name in names):
+        assert tracking.read_text(first, file) == tracking.read_text(again, file)
 
 
 def test_the_base_alone_can_be_measured(settings: Params, store: Path) -> None:

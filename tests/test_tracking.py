@@ -32,6 +32,13 @@ def status(run_id: str) -> str:
     return str(client().get_run(run_id).info.status)
 
 
+def test_a_run_is_known_where_the_store_has_it(store: Path) -> None:
+    with tracking.start_run("evaluate", {}) as run:
+        assert tracking.is_known(run.id)
+    assert not tracking.is_known("0" * 32)
+    assert not tracking.is_known("")
+
+
 def test_importing_tracking_and_registry_does_not_import_mlflow() -> None:
     code = "import sys, gradeflow.tracking, gradeflow.registry; sys.exit('mlflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

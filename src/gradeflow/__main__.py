@@ -106,18 +106,23 @@ are not needed: public tests are read from the problem.""",
             Input("adapter", "folders, run ids or models:/NAME@ALIAS, by commas; empty: the newest training run's", ""),
             Input("tasks", "names of lm-eval or YAML files, by commas, in place of evaluate.tasks", ""),
             Input("quick", "10 questions per task", default=False, kind="flag"),
+            Input("rescore", "evaluation run, or folder with its files, whose saved replies are scored again", ""),
         ),
         more="""\
   gradeflow evaluate                                      the newest adapter, on evaluate.tasks
   gradeflow evaluate --tasks gsm8k,arc_easy --quick       lm-eval's tasks, 10 questions each
   gradeflow evaluate --adapter first,second,models:/gradeflow-policy@champion
   gradeflow evaluate --adapter base --tasks mmlu          the base alone
+  gradeflow evaluate --rescore RUN --tasks gsm8k          its replies, by today's metrics: no model is loaded
 
 All subjects share one loaded base. Before it is loaded, adapters, tasks, memory and settings are looked at. Replies
 are kept in evaluate.cache: an evaluation that ran out of time (status 124) goes on with the same command, and no reply
 is generated twice. Tasks are lm-eval's (`lm-eval ls tasks`), groups and tags too, `math` for hendrycks_math, and
 `workflow`, where adapters write workflows as in training. Generated code (humaneval, mbpp) runs in the sandbox, once
 evaluate.confirm_run_unsafe_code allows it. Without the hub, evaluate.data names files: {openai/gsm8k: data/gsm8k}.
+
+--rescore is for a metric, filter, target or scorer that has changed: prompts and questions have to be the same, and a
+reply that is missing is an error, never a 0. Of workflows it scores the answers, without writing or running them again.
 
 The MLflow run has a metric TASK/METRIC with its standard error for the adapter and base/TASK/METRIC for the base,
 results.json, lm-eval's own files and samples, and a table of the questions that base or adapter alone has right.""",

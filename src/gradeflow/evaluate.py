@@ -21,9 +21,11 @@ from rich.table import Table
 from gradeflow import adapter as adapters
 from gradeflow import dataset, fingerprint, gate, jsonl, lineage, models, registry, tracking
 from gradeflow.adapter import BaseIdentity
-from gradeflow.errors import AdapterError
+from gradeflow.dataset import Dataset
+from gradeflow.errors import AdapterError, SettingsError
 from gradeflow.evaluation import docker, preflight, process, results, workflow
 from gradeflow.evaluation import tasks as lm_tasks
+from gradeflow.evaluation.earlier import ASKED, Earlier
 from gradeflow.evaluation.plan import BASE, WORKFLOW, Plan, Subject
 from gradeflow.evaluation.report import TaskResult
 from gradeflow.evaluation.results import Evaluation
@@ -35,6 +37,7 @@ from gradeflow.types import KINDS, Example, Sample
 SECTIONS = ("evaluate", "base", "models", "workflow", "judge", "scorer", "sandbox")
 QUICK = 10
 """Questions per task in the original's quick mode."""
+RESCORED = "gradeflow.rescored"
 ADAPTERS = Path(".gradeflow/adapters")
 UNFINISHED = Path(".gradeflow/evaluations/unfinished")
 # Settings that say how an evaluation is run, and not what is measured.
@@ -51,6 +54,20 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """What is evaluated: a plan, the base and adapters that it names, and the questions of the workflow task.
+
+    `rescored` is the earlier evaluation whose replies these are, if any.
+    """
+
+    plan: Plan
+    identity: BaseIdentity
+    found: Sequence[Found]
+    data: Dataset | None
+    rescored: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Results of lm-eval's tasks by subject and task, and samples of workflows by what wrote them."""
 
@@ -59,23 +76,41 @@ class Measured:
     facts: Mapping[str, Any]
 
 
-def main(params: Params, *, adapter: str = "", tasks: str = "", quick: bool = False) -> None:
-    """Evaluate adapters (folders, training runs, registry URIs, by commas), or that of the newest training run."""
-    params = _with_inputs(params, tasks, quick=quick)
+def main(params: Params, *, adapter: str = "", tasks: str = "", quick: bool = False, rescore: str = "") -> None:
+    """Evaluate adapters (folders, training runs, registry URIs, by commas), or that of the newest training run.
+
+    With `rescore`, an evaluation run or a folder with its files, the replies are taken from there.
+    """
     tracking.connect(params.tracking, Path())
+    if rescore:
+        if adapter or quick:
+            raise SettingsError(
+                "--rescore takes adapters and questions from what it names: leave out --adapter, --quick"
+            )
+        with tempfile.TemporaryDirectory() as scratch:
+            _carry_out(replayed(params, rescore, tasks, Path(scratch)))
+        return
+    params = _with_inputs(params, tasks, quick=quick)
     found = [] if adapter == BASE else [find_adapter(one.strip()) for one in adapter.split(",")]
     identity, base = models.identify(params.base), models.base_folder(params.base)
     data = dataset.read(params.evaluate.split) if WORKFLOW in params.evaluate.tasks else None
-    plan = make_plan(params, found, identity, base, data.md5 if data else "")
-    mark = Path(plan.out).name
+    case = Case(make_plan(params, found, identity, base, data.md5 if data else ""), identity, found, data)
+    mark = Path(case.plan.out).name
     if (done := tracking.find_run("evaluate", mark)) is not None:
         tracking.note_reuse("evaluate", done)
         print(f"evaluate: nothing has changed; reused run {done}")
         return
+    _carry_out(case, mark)
+    shutil.rmtree(case.plan.out)
+
+
+def _carry_out(case: Case, mark: str | None = None) -> None:
+    """Measure what is not measured yet, and write it into a run with this fingerprint."""
+    plan, params, data = case.plan, case.plan.params, case.data
     preflight.require(plan, lm_tasks.known(params.evaluate))
     if data:
-        asyncio.run(environments.require_ready(params))
-    training_run = found[0].training_run if len({one.training_run for one in found}) == 1 else ""
+        asyncio.run(environments.require_ready(params, runs=not plan.replies))
+    training_run = case.found[0].training_run if len({one.training_run for one in case.found}) == 1 else ""
     chain = tracking.read_tags(training_run).get(tracking.CHAIN) if training_run else None
     with (
         tracking.start_run("evaluate", params.model_dump(mode="json"), fingerprint=mark, chain=chain) as run,
@@ -83,13 +118,16 @@ def main(params: Params, *, adapter: str = "", tasks: str = "", quick: bool = Fa
     ):
         if training_run and tracking.PARENT not in tracking.read_tags(run.id):
             run.set_tags({tracking.PARENT: training_run})
+        if case.rescored:
+            run.set_tags({RESCORED: case.rescored})
         if data:
-            registry.record_prompts(run, environments.prompts(params))
+            registry.record_prompts(run, environments.prompts(params, runs=not plan.replies))
             run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
-        docker.measure(plan, params.evaluate.docker) if params.evaluate.where == "docker" else process.run(plan)
+        in_docker = params.evaluate.where == "docker" and not plan.replies
+        docker.measure(plan, params.evaluate.docker) if in_docker else process.run(plan)
         measured = read(plan)
         out = Path(scratch)
-        write(out, plan, measured, found, identity)
+        write(out, plan, measured, case.found, case.identity)
         run.log_artifacts(out)
         run.log_metrics(metrics(measured) | dict(measured.facts.get("figures", {})))
         run.set_tags(facts(measured))
@@ -97,16 +135,15 @@ def main(params: Params, *, adapter: str = "", tasks: str = "", quick: bool = Fa
         run.set_tags({registry.ADAPTER_DIGEST: digests, lineage.TRAINING_RUN: training_run})
         for name, rows in flips(plan, measured, data.examples if data else ()):
             run.log_table(name, rows)
-        for subject, one in zip(plan.subjects[1:], found, strict=True):
+        for subject, one in zip(plan.subjects[1:], case.found, strict=True):
             model = registry.logged_model(
                 one.folder, digest=subject.digest, run_id=one.training_run or run.id, step=one.step
             )
             registry.log_metrics(model, metrics_of(subject.name, measured), run.id)
-    shutil.rmtree(plan.out)
     show(measured)
 
 
-def _with_inputs(params: Params, tasks: str, *, quick: bool) -> Params:
+def _with_inputs(params: Params, tasks: str, *, quick: bool = False) -> Params:
     changes: dict[str, Any] = {"tasks": [one.strip() for one in tasks.split(",")]} if tasks else {}
     if quick:
         changes["limit"] = QUICK
@@ -140,6 +177,44 @@ def make_plan(params: Params, found: Sequence[Found], identity: BaseIdentity, ba
         params=params,
         out=str((UNFINISHED / mark).absolute()),
     )
+
+
+def replayed(params: Params, given: str, tasks: str, scratch: Path) -> Case:
+    """The evaluation of a run, or of a folder with a run's files, to be scored again in all of its tasks or in some.
+
+    Raises:
+        EvaluationError: there is none, or only part of one.
+    """
+    run = "" if Path(given).is_dir() else given.removeprefix("runs:/").strip("/")
+    earlier = Earlier.read(tracking.download_artifact(run, "", scratch / "earlier") if run else Path(given).absolute())
+    asked = params.model_copy(update={"evaluate": earlier.settings(params.evaluate)})
+    params = _with_inputs(asked, tasks)
+    settings = params.evaluate
+    names = lm_tasks.resolve(settings.tasks, settings.include)
+    for task in names:
+        earlier.replies(BASE, task)
+    found, subjects = [], [Subject(BASE)]
+    for name, one in earlier.adapters.items():
+        if (held := adapters.digest(one.folder)) != one.digest:
+            raise AdapterError(f"{one.folder}: its files have digest {held[:12]}; {one.digest[:12]} was evaluated")
+        training_run = one.training_run if tracking.is_known(one.training_run) else ""
+        step = int(tracking.read_tags(training_run).get("gradeflow.adapter.step", 0)) if training_run else 0
+        found.append(Found(one.folder, training_run, step))
+        subjects.append(Subject(name, one.digest))
+    plan = Plan(
+        base=earlier.base.name,
+        revision=earlier.base.revision,
+        base_digest=earlier.base.digest,
+        dtype=params.train.dtype,
+        subjects=subjects,
+        tasks=names,
+        backend="hf",
+        params=params,
+        out=str(scratch / "measured"),
+        replies=str(earlier.folder),
+    )
+    data = dataset.read(settings.split) if WORKFLOW in names else None
+    return Case(plan, earlier.base, found, data, rescored=run or str(earlier.folder))
 
 
 def find_adapter(given: str) -> Found:
@@ -188,6 +263,7 @@ def write(out: Path, plan: Plan, measured: Measured, found: Sequence[Found], ide
     for subject, one in zip(plan.subjects[1:], found, strict=True):
         shutil.copytree(one.folder, out / "adapters" / subject.name)
     written: dict[str, Any] = {
+        "asked": plan.settings.model_dump(mode="json", include=set(ASKED)),
         "base": {
             "name": identity.name,
             "revision": identity.revision,

@@ -553,6 +553,19 @@ def download_artifact(run_id: str, path: str, into: Path) -> Path:
     return Path(local)
 
 
+def is_known(run_id: str) -> bool:
+    """Whether the store has this run."""
+    from mlflow.exceptions import MlflowException
+
+    with told():
+        try:
+            return bool(run_id and _client().get_run(run_id))
+        except MlflowException as error:
+            if error.error_code in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+                return False
+            raise
+
+
 def read_tags(run_id: str) -> dict[str, str]:
     return dict(_get(run_id).data.tags)
 

@@ -27,9 +27,17 @@ class Subject:
     rank: int = 0
 
 
+def folder_of(place: Path, subject: str, task: str) -> Path:
+    """Where a subject's results in a task lie below `place`."""
+    return place / subject / (Path(task).stem if task.endswith((".yaml", ".yml")) else task)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`base` is a folder or a hub id; `tasks` are lm-eval's own names, YAML files, or `workflow`.
+
+    `replies` is the folder of an earlier evaluation, as `earlier` reads it: its replies are scored again, and neither
+    base nor adapters nor the backend are asked. Empty: all are.
 
     Of each subject and task the worker writes `out`/SUBJECT/TASK/results.json and samples_TASK.jsonl beside what
     lm-eval writes, as soon as it has them.
@@ -44,6 +52,7 @@ class Plan:
     backend: Backend
     params: Params
     out: str
+    replies: str = ""
 
     @property
     def settings(self) -> Evaluate:
@@ -51,7 +60,7 @@ class Plan:
 
     def folder(self, subject: str, task: str) -> Path:
         """Where the results of a subject's task lie once they are whole."""
-        return Path(self.out) / subject / (Path(task).stem if task.endswith((".yaml", ".yml")) else task)
+        return folder_of(Path(self.out), subject, task)
 
     def write(self, file: Path) -> None:
         """As JSON that `read` understands."""

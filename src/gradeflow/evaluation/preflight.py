@@ -56,7 +56,7 @@ class Tasks(NamedTuple):
 def check(plan: Plan, tasks: Tasks = Tasks(), root: Path = Path()) -> list[Finding]:  # noqa: B008 - it is immutable
     """Everything that can be found before a model is loaded; .venv-vllm is looked for in `root`."""
     return [
-        *machine(plan, tasks, root),
+        *([] if plan.replies else machine(plan, tasks, root)),
         *(_adapter(plan, subject) for subject in plan.subjects if subject.folder),
         *(finding for task in plan.tasks for finding in _task(plan, tasks, task)),
         *_output(plan),

@@ -63,7 +63,9 @@ def _status(status: int) -> int:
 
 def _said(plan: Plan, status: int) -> str:
     whole = ", ".join(done(plan)) or "none"
-    again = f"done: {whole} of {', '.join(plan.tasks)}; the same command goes on from there"
+    again = f"done: {whole} of {', '.join(plan.tasks)}"
+    if not plan.replies:
+        again += "; the same command goes on from there"
     if status == TIMED_OUT:
         return f"no time left after {plan.settings.timeout_s} s (evaluate.timeout_s); {again}"
     failure = Path(plan.out) / FAILURE

@@ -11,10 +11,10 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradeflow.errors import GradeflowError
 from gradeflow.evaluation.plan import WORKFLOW, Plan, Subject
@@ -22,6 +22,7 @@ from gradeflow.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from gradeflow.evaluation.engine import Engine
+    from gradeflow.evaluation.results import Evaluation
 
 FAILURE = "failure.txt"
 """In the plan's folder: what ended the worker, in one line."""
@@ -31,15 +32,17 @@ def run(plan: Plan) -> None:
     """Measure whatever of the plan is not measured yet."""
     from gradeflow.evaluation.engine import Engine
 
-    engine = Engine(plan)
+    engine = None if plan.replies else Engine(plan)
     for task in plan.tasks:
         if task == WORKFLOW:
             from gradeflow.evaluation import workflow
 
-            workflow.measure(plan, engine, partial(_whole, plan, WORKFLOW))
+            whole = partial(_whole, plan, WORKFLOW)
+            workflow.measure(plan, engine, whole) if engine else workflow.score_again(plan, whole)
             continue
         for subject in plan.subjects:
-            _whole(plan, task, subject.name, partial(_measure, engine, subject, task))
+            fill = partial(_measure, engine) if engine else partial(_score_again, plan)
+            _whole(plan, task, subject.name, partial(fill, subject, task))
 
 
 def _whole(plan: Plan, task: str, name: str, fill: Callable[[Path], None]) -> None:
@@ -55,17 +58,29 @@ def _whole(plan: Plan, task: str, name: str, fill: Callable[[Path], None]) -> No
 
 
 def _measure(engine: "Engine", subject: Subject, task: str, folder: Path) -> None:
+    _run_harness(engine.plan, subject, task, engine.of(subject), folder)
+
+
+def _score_again(plan: Plan, subject: Subject, task: str, folder: Path) -> None:
+    from gradeflow.evaluation.replay import Replay
+
+    replay = Replay(plan, subject, task)
+    replay.require_same(_run_harness(plan, subject, task, {"model": replay}, folder))
+
+
+def _run_harness(plan: Plan, subject: Subject, task: str, model: Mapping[str, Any], folder: Path) -> "Evaluation":
+    """Let lm-eval ask `model`, which `simple_evaluate` takes, and write all that it found into `folder`."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
     from gradeflow.evaluation import results, tasks
 
-    plan, settings = engine.plan, engine.plan.settings
+    settings = plan.settings
     tracker = EvaluationTracker(output_path=str(folder / results.NAME))
     with _sandboxed(plan, task):
         found = simple_evaluate(
-            **engine.of(subject),
+            **model,
             tasks=tasks.load([task], settings),
             task_manager=TaskManager(include_defaults=False),
             num_fewshot=None if settings.num_fewshot < 0 else settings.num_fewshot,
@@ -80,7 +95,7 @@ def _measure(engine: "Engine", subject: Subject, task: str, folder: Path) -> Non
     for name in samples:
         tracker.save_results_samples(task_name=name, samples=samples[name])
     results.write(folder, found, base=plan.base, base_digest=plan.base_digest, adapter=subject.digest)
-    results.read(folder, [task], base=plan.base_digest, adapter=subject.digest)
+    return results.read(folder, [task], base=plan.base_digest, adapter=subject.digest)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from gradeflow import dataset, jsonl, models, params
 from gradeflow.errors import TooManyFaults
+from gradeflow.evaluation.earlier import Earlier
 from gradeflow.evaluation.plan import WORKFLOW, Plan, Subject
-from gradeflow.grpo.environment import Graded, WorkflowEnvironment
+from gradeflow.grpo.environment import Graded, Grader, WorkflowEnvironment
 from gradeflow.types import Example, Sample
 from gradeflow.workflow import fixed
 from gradeflow.workflow.program import policy_messages
@@ -118,24 +119,62 @@ def measure(plan: Plan, engine: "Engine", whole: Whole) -> None:
             pairs = [(fixed.program(operator), example) for example in examples]
             keep(f"fixed_{operator}", [one.sample for one in runner.run(environment.grade_all(pairs))], folder)
 
-        def keep(name: str, samples: Sequence[Sample], folder: Path) -> None:
-            require_scores(name, samples, environment.needs)
-            jsonl.write(folder / SAMPLES, (sample.to_row() for sample in samples))
-
+        keep = partial(_keep, environment)
         try:
             for subject in plan.subjects:
                 whole(subject.name, partial(ask, subject))
             for operator in fixed.OPERATORS:
                 whole(f"fixed_{operator}", partial(fix, operator))
-            judge = environment.judge
-            told = {
-                "scorer": environment.scorer.version,
-                "judge": {"model": judge.model, "prompt": judge.prompt_version} if judge else {},
-                "figures": environment.clients.figures(),
-            }
-            (Path(plan.out) / FACTS).write_text(json.dumps(told), encoding="utf-8")
+            _tell(plan, environment)
         finally:
             runner.run(environment.close())
+
+
+def score_again(plan: Plan, whole: Whole) -> None:
+    """The samples of an earlier evaluation with the answers scored anew; no workflow is written or run again.
+
+    Raises:
+        EvaluationError: samples are missing, or a question has changed.
+        TooManyFaults: something has no score at all.
+    """
+    earlier = Earlier.read(Path(plan.replies))
+    examples = {example.id: example for example in dataset.read(plan.settings.split).examples}
+    with asyncio.Runner() as runner:
+        grader = Grader(plan.params)
+
+        async def score_all(name: str) -> list[Sample]:
+            pairs = earlier.samples(name, examples)
+            return list(await asyncio.gather(*(grader.score_again(sample, example) for sample, example in pairs)))
+
+        def fill(name: str, folder: Path) -> None:
+            _keep(grader, name, runner.run(score_all(name)), folder)
+
+        try:
+            for name in writers(plan):
+                whole(name, partial(fill, name))
+            _tell(plan, grader)
+        finally:
+            runner.run(grader.close())
+
+
+def _keep(grader: Grader, name: str, samples: Sequence[Sample], folder: Path) -> None:
+    require_scores(name, samples, grader.needs)
+    jsonl.write(folder / SAMPLES, (sample.to_row() for sample in samples))
+
+
+def _tell(plan: Plan, grader: Grader) -> None:
+    judge = grader.judge
+    told = {
+        "scorer": grader.scorer.version,
+        "judge": {"model": judge.model, "prompt": judge.prompt_version} if judge else {},
+        "figures": grader.clients.figures(),
+    }
+    (Path(plan.out) / FACTS).write_text(json.dumps(told), encoding="utf-8")
+
+
+def writers(plan: Plan) -> list[str]:
+    """What wrote workflows: every subject, and each operator alone."""
+    return [subject.name for subject in plan.subjects] + [f"fixed_{operator}" for operator in fixed.OPERATORS]
 
 
 def differences(
@@ -169,9 +208,9 @@ def _answered(sample: Sample) -> str:
 
 def read(plan: Plan) -> tuple[dict[str, list[Sample]], dict[str, Any]]:
     """Samples by the name of what wrote the workflows, and which scorer and judge graded them."""
-    names = [subject.name for subject in plan.subjects] + [f"fixed_{operator}" for operator in fixed.OPERATORS]
     samples = {
-        name: [Sample.from_row(row) for row in jsonl.read(plan.folder(name, WORKFLOW) / SAMPLES)] for name in names
+        name: [Sample.from_row(row) for row in jsonl.read(plan.folder(name, WORKFLOW) / SAMPLES)]
+        for name in writers(plan)
     }
     return samples, json.loads((Path(plan.out) / FACTS).read_text(encoding="utf-8"))
 
