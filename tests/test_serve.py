@@ -451,7 +451,7 @@ HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 @pytest.fixture
 def with_vllm(tmp_path: Path) -> Path:
     """A folder whose .venv-vllm/bin/vllm speaks as much of vLLM as starting it takes."""
-    program = tmp_path / serve.VLLM
+    program = adapter.vllm.program(tmp_path)
     program.parent.mkdir(parents=True)
     program.write_text(STAND_IN)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -463,6 +463,15 @@ def test_vllm_is_taken_where_it_is_and_stopped_at_the_end(made: Path, with_vllm:
         assert running.backend == "vllm"
         assert running.alive()
     assert not running.alive()
+
+
+def test_vllm_beside_the_interpreter_is_taken_as_in_the_image(
+    made: Path, with_vllm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = adapter.vllm.program(with_vllm)
+    monkeypatch.setattr("sys.executable", str(here.with_name("python")))
+    with serve.serving(served(made), settings(made, backend="auto").serve, tmp_path / "elsewhere") as running:
+        assert running.backend == "vllm"
 
 
 def test_an_adapter_that_vllm_does_not_apply_is_refused(

@@ -23,7 +23,6 @@ from gradeflow.params import Base, Params, Serve
 from gradeflow.redact import redact
 from gradeflow.registry import Version
 
-VLLM = vllm.PROGRAM
 CACHE = Path(".gradeflow/adapters")
 VLLM_LOG = Path(".gradeflow/vllm.log")
 VLLM_START_S = 900.0
@@ -139,9 +138,9 @@ def serving(served: Served, settings: Serve, root: Path = Path()) -> Iterator[Se
         AdapterError: the running model is not changed by the adapter.
     """
     key = _key(settings)
-    program = root / VLLM
+    program = vllm.program(root)
     if settings.backend == "vllm" and not program.is_file():
-        raise SetupError(f"serve.backend: {VLLM} is not there. Run `make vllm`, or set serve.backend to transformers")
+        raise SetupError(f"serve.backend: {program} is not there. Run `make vllm`, or set serve.backend to transformers")
     by_vllm = settings.backend != "transformers" and program.is_file()
     with _by_vllm(served, settings, key, root) if by_vllm else _in_process(served, settings, key) as server:
         yield server
@@ -234,7 +233,7 @@ def _by_vllm(served: Served, settings: Serve, key: str, root: Path) -> Iterator[
     adapter.validate(served.adapter, backend="vllm", allow_bin=True)
     with _listen(settings.host, settings.port) as probe:
         port = probe.getsockname()[1]
-    program, log, url = (root / VLLM).absolute(), root / VLLM_LOG, _url(settings.host, port)
+    program, log, url = vllm.program(root).absolute(), root / VLLM_LOG, _url(settings.host, port)
     log.parent.mkdir(parents=True, exist_ok=True)
     command = vllm_command(program, served, settings.host, port, cpu=vllm.is_cpu_build(program))
     with log.open("wb") as output:

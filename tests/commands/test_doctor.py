@@ -74,6 +74,15 @@ def test_a_machine_with_all_that_is_needed_has_a_line_for_each_thing_and_none_ba
     assert f"mlflow {version('mlflow')}" in told
 
 
+def test_vllm_is_found_where_an_evaluation_finds_it(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert found()["vllm"].mark == "optional"
+    (tmp_path / "vllm").touch()
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert found()["vllm"].said == str(tmp_path / "vllm")
+
+
 @pytest.mark.parametrize(
     ("probes", "isolation", "marks"),
     [

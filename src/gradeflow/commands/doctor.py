@@ -17,7 +17,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
-from gradeflow import llm, models, readiness, sandbox, serve, tracking
+from gradeflow import llm, models, readiness, sandbox, tracking
+from gradeflow.adapter import vllm
 from gradeflow.errors import GradeflowError, SettingsError, SetupError, TrackingError
 from gradeflow.evaluation import preflight
 from gradeflow.evaluation.plan import BASE, Plan, Subject
@@ -100,9 +101,10 @@ def _version(package: str) -> str:
 
 
 def _vllm(root: Path) -> Finding:
-    if (root / serve.VLLM).is_file():
-        return Finding("good", "vllm", str(serve.VLLM))
-    return Finding("optional", "vllm", f"no {serve.VLLM}: adapters are served by transformers, slowly", "make vllm")
+    program = vllm.program(root)
+    if program.is_file():
+        return Finding("good", "vllm", str(program))
+    return Finding("optional", "vllm", f"no {program}: adapters are served by transformers, slowly", "make vllm")
 
 
 async def _layers(params: Params) -> list[Finding]:
