@@ -165,7 +165,8 @@ def make_plan(params: Params, found: Sequence[Found], identity: BaseIdentity, ba
     names = lm_tasks.resolve(settings.tasks, settings.include)
     backend = preflight.choose_backend(settings)
     alike = params.model_copy(update={"evaluate": settings.model_copy(update=HOW)})
-    mark = fingerprint.of(alike, SECTIONS, identity.digest, *sorted(digests), *names, backend, data)
+    asked = lm_tasks.contents(names, settings)
+    mark = fingerprint.of(alike, SECTIONS, identity.digest, *sorted(digests), *names, backend, data, asked)
     return Plan(
         base=str(base.absolute()),
         revision="",

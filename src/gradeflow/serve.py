@@ -140,7 +140,9 @@ def serving(served: Served, settings: Serve, root: Path = Path()) -> Iterator[Se
     key = _key(settings)
     program = vllm.program(root)
     if settings.backend == "vllm" and not program.is_file():
-        raise SetupError(f"serve.backend: {program} is not there. Run `make vllm`, or set serve.backend to transformers")
+        raise SetupError(
+            f"serve.backend: {program} is not there. Run `make vllm`, or set serve.backend to transformers"
+        )
     by_vllm = settings.backend != "transformers" and program.is_file()
     with _by_vllm(served, settings, key, root) if by_vllm else _in_process(served, settings, key) as server:
         yield server

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from gradeflow import adapter, params
 from gradeflow.errors import AdapterError, EvaluationError, SettingsError
-from gradeflow.evaluation import entrypoint
+from gradeflow.evaluation import entrypoint, results
 from gradeflow.evaluation.original import Container
 from gradeflow.evaluation.plan import BASE, Plan
 from support import worker_stand_in as stand_in
@@ -32,6 +32,8 @@ def told(tmp_path: Path) -> Told:
     base.mkdir(parents=True)
     trained.mkdir()
     (base / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 512}')
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (base / name).touch()
     save_file({f"{LAYER}.weight": np.zeros((8, 8), np.float32)}, base / "model.safetensors")
     named = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
     (trained / adapter.CONFIG).write_text(json.dumps(named | {"base_model_name_or_path": str(base)}))
@@ -49,7 +51,7 @@ def told(tmp_path: Path) -> Told:
 def evaluate(told: Told, run: Callable[[Plan], None]) -> dict[str, Any]:
     container = Container.read(told)
     settings = params.load(ROOT / "params.yaml", container.overrides())
-    found: dict[str, Any] = json.loads(entrypoint.evaluate(container, settings, stand_in.resolve, run).read_text())
+    found: dict[str, Any] = json.loads(entrypoint.evaluate(container, settings, stand_in.Tasks(), run).read_text())
     return found
 
 
@@ -64,14 +66,14 @@ def test_results_and_samples_lie_where_the_originals_users_look(told: Told) -> N
         "samples_mmlu.jsonl",
     ]
     assert found["results"] == {name: {"alias": name, "acc,none": 0.5} for name in ("gsm8k", "mmlu")}
-    assert found["gradeflow"]["primary"] == {"gsm8k": 0.5, "mmlu": 0.5}
+    assert found["gradeflow"]["primary"] == {"gsm8k": "acc,none", "mmlu": "acc,none"}
     assert (found["lm_eval_version"], found["total_evaluation_time_seconds"]) == ("0.4.13", "3.0")
 
 
 def test_the_plan_says_what_the_variables_say(told: Told) -> None:
-    worker = Worker()
-    evaluate(told | {"LIMIT": "10", "NUM_GPUS": "2"}, worker.run)
-    (plan,) = worker.plans
+    container = Container.read(told | {"LIMIT": "10", "NUM_GPUS": "2"})
+    settings = params.load(ROOT / "params.yaml", container.overrides())
+    plan = entrypoint.make_plan(container, settings, stand_in.Tasks())
     (subject,) = plan.subjects
     facts = adapter.validate(Path(told["ADAPTER_PATH"]))
     assert (subject.name, subject.digest, subject.rank) == (facts.digest[:12], facts.digest, 4)
@@ -128,7 +130,7 @@ def test_an_adapter_given_as_the_base_is_told(told: Told) -> None:
         evaluate(told | {"BASE_MODEL": told["ADAPTER_PATH"]}, Worker().run)
 
 
-@pytest.mark.parametrize(("part", "status"), [("time-out", 124), ("crash", 1), ("forget", 1), ("cut", 1)])
+@pytest.mark.parametrize(("part", "status"), [("time-out", 124), ("crash", 1), ("forget", 1)])
 def test_without_whole_results_there_are_none_and_what_is_done_is_said(part: str, status: int, told: Told) -> None:
     stale = Path(told["OUTPUT_DIR"]) / "results.json"
     stale.parent.mkdir()
@@ -137,6 +139,21 @@ def test_without_whole_results_there_are_none_and_what_is_done_is_said(part: str
         evaluate(told, Worker(part).run)
     assert (caught.value.status, caught.value.done) == (status, ("gsm8k",))
     assert not stale.exists()
+
+
+def test_results_that_are_cut_off_are_none(told: Told) -> None:
+    with pytest.raises(EvaluationError, match=r"mmlu/results\.json: half-written"):
+        evaluate(told, Worker("cut").run)
+    assert not (Path(told["OUTPUT_DIR"]) / "results.json").exists()
+
+
+def test_what_would_fail_is_found_before_the_worker_starts(told: Told) -> None:
+    worker = Worker()
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (Path(told["BASE_MODEL"]) / name).unlink()
+    with pytest.raises(EvaluationError, match=r"nothing was loaded or measured.*\n  base: .*: no tokenizer"):
+        evaluate(told, worker.run)
+    assert worker.plans == []
 
 
 def test_the_next_call_goes_on_with_what_is_left(told: Told) -> None:
@@ -242,6 +259,8 @@ def test_a_base_by_hub_id_comes_from_the_folder_of_the_datasets_when_offline(
     shutil.copytree(told["BASE_MODEL"], kept / "snapshots" / commit)
     (kept / "refs").mkdir()
     (kept / "refs/main").write_text(commit)
+    named = Path(told["ADAPTER_PATH"]) / adapter.CONFIG
+    named.write_text(named.read_text().replace(told["BASE_MODEL"], "Qwen/small"))
     told |= {"BASE_MODEL": "Qwen/small", "HF_DATASETS_CACHE": str(tmp_path / "benchmarks")} | told_offline
     assert ended(start(told, *acting("")))[0] == 0
     status, line = ended(start(told | {"BASE_MODEL": "Qwen/other"}, *acting("")))
@@ -266,12 +285,13 @@ def test_the_images_script_starts_it_and_reads_no_name_as_a_command(shell: str, 
 
 
 @pytest.mark.slow
-def test_what_lm_eval_itself_writes_is_collected(told: Told, tmp_path: Path) -> None:
+def test_what_lm_eval_itself_writes_is_collected(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With lm-eval's own model that answers at random, where a worker would load one."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it looks there for its own tokenizer
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n' * 3)
     manager = TaskManager(include_defaults=False)
 
@@ -289,12 +309,15 @@ def test_what_lm_eval_itself_writes_is_collected(told: Told, tmp_path: Path) -> 
                 "metric_list": [{"metric": "exact_match"}],
             }
             found = simple_evaluate(model="dummy", tasks=[task], task_manager=manager, bootstrap_iters=0)
-            folder = Path(plan.out) / plan.subjects[0].name / name
-            tracker = EvaluationTracker(output_path=str(folder))
+            folder = plan.folder(plan.subjects[0].name, name)
+            folder.mkdir(parents=True)
+            tracker = EvaluationTracker(output_path=str(folder / results.NAME))
             samples = found.pop("samples")
             tracker.save_results_aggregated(results=found, samples=samples)
             tracker.save_results_samples(task_name=name, samples=samples[name])
-            (folder / "results.json").write_text(json.dumps(found, default=str))
+            adapter = plan.subjects[0].digest
+            named = found | {"model_name": plan.base, "model_source": "dummy"}
+            results.write(folder, named, base=plan.base, base_digest=plan.base_digest, adapter=adapter)
 
     found = evaluate(told | {"BENCHMARK_TASKS": "one,two"}, run)
     for part in ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples"):

@@ -2,7 +2,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +298,53 @@ def test_parts_of_a_dataset_never_share_files(tmp_path: Path) -> None:
     assert tasks.absent(["arc_easy"], given) == []
     told = tasks.absent(["arc_easy", "arc_challenge"], given)
     assert [re.search(r"has no folder (\S+);", one)[1] for one in told] == ["ARC-Easy", "ARC-Challenge"]  # type: ignore[index]
+
+
+CHANGES: dict[str, Callable[[str], str]] = {
+    "sums.jsonl": lambda text: text.replace("3", "4"),
+    "sums.yaml": lambda text: text.replace("Q:", "A:"),
+    "scoring.py": lambda text: text.replace("{}", "{'acc': 1}"),
+    "test.jsonl": lambda text: text.replace("3", "4"),
+    "world.yaml": lambda text: f"{text}aggregate_metric_list: [{{metric: exact_match}}]\n",
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_tasks_with_other_contents_are_other_tasks(changed: str, tmp_path: Path) -> None:
+    (tmp_path / "scoring.py").write_text("def process(doc, results): return {}\n")
+    own = own_task(tmp_path, more="process_results: !function scoring.process\n")
+    (tmp_path / "world.yaml").write_text("group: world\ntask: [sums]\n")
+    for split in ("train", "test"):
+        write(tmp_path / "gsm8k" / f"{split}.jsonl", rows(6))
+    given = settings(include=[str(tmp_path)], data={"openai/gsm8k": str(tmp_path / "gsm8k")})
+    names = [str(own), "world", "gsm8k"]
+    before = tasks.contents(names, given)
+    assert tasks.contents(names, given) == before
+    (file,) = tmp_path.rglob(changed)
+    file.write_text(CHANGES[changed](file.read_text()))
+    assert tasks.contents(names, given) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "said"),
+    [
+        ("squadv2", "lighteval/squad_v2", "squadv2 reads it by code of its own"),
+        ("capitals", "own/cities", "capitals reads it as its group says"),
+        ("arc_easy", "own/science", "arc_easy reads it as its group says"),
+    ],
+)
+def test_files_that_would_be_passed_over_are_refused(name: str, path: str, said: str, tmp_path: Path) -> None:
+    """Nothing is more deceptive than figures on other questions than those that were given."""
+    inline = "{task: capitals, dataset_path: own/cities, test_split: test}"
+    (tmp_path / "world.yaml").write_text(
+        f"group: world\ntask:\n  - {inline}\n  - {{task: arc_easy, dataset_path: own/science}}\n"
+    )
+    for split in ("train", "validation", "test"):
+        write(tmp_path / "rows" / f"{split}.jsonl", rows(3))
+    asked = name if name == "squadv2" else "world"
+    given = settings(include=[str(tmp_path)], data={path: str(tmp_path / "rows")})
+    (told,) = tasks.absent([asked], given, offline=False)
+    assert told.startswith(f"evaluate.data: {path}: {said}, and cannot be given files; leave it out of evaluate.data")
 
 
 def test_data_that_only_the_hub_has_is_an_error_that_says_where_to_put_it() -> None:

@@ -7,36 +7,49 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from gradeflow.errors import TIMED_OUT, EvaluationError, SettingsError
-from gradeflow.evaluation import entrypoint
+from gradeflow.evaluation import entrypoint, preflight, results
 from gradeflow.evaluation.plan import Plan
+from gradeflow.params import Evaluate
 
 
-def resolve(names: Sequence[str], include: Sequence[str]) -> list[str]:
-    """Knows `math` by its alias, and no name with a space."""
-    for name in names:
-        if " " in name:
-            raise SettingsError(f"{name!r}: no such task")
-    return ["hendrycks_math" if name == "math" else name for name in names]
+class Tasks:
+    """A stand-in for lm-eval's tasks: knows `math` by its alias, and no name with a space; none lacks anything."""
+
+    def resolve(self, names: Sequence[str], include: Sequence[str]) -> list[str]:
+        for name in names:
+            if " " in name:
+                raise SettingsError(f"{name!r}: no such task")
+        return ["hendrycks_math" if name == "math" else name for name in names]
+
+    def contents(self, names: Sequence[str], settings: Evaluate) -> str:
+        return ""
+
+    def known(self, settings: Evaluate) -> preflight.Tasks:
+        return preflight.Tasks()
 
 
 def write(plan: Plan, task: str) -> None:
-    name = Path(task).stem if task.endswith(".yaml") else task
-    folder = Path(plan.out) / plan.subjects[0].name / name
-    folder.mkdir(parents=True, exist_ok=True)
+    (subject,) = plan.subjects
+    folder = plan.folder(subject.name, task)
+    name = folder.name
     tree = {
         "results": {name: {"alias": name, "acc,none": 0.5}},
+        "group_subtasks": {},
+        "configs": {name: {"task": name}},
         "versions": {name: 1},
+        "n-shot": {name: 0},
+        "higher_is_better": {name: {}},
+        "n-samples": {name: {"original": 2, "effective": 2}},
+        "config": {"model": "stand-in"},
         "lm_eval_version": "0.4.13",
         "total_evaluation_time_seconds": "1.5",
-        "gradeflow": {"adapter": plan.subjects[0].digest, "primary": {name: 0.5}},
     }
-    (folder / "results.json").write_text(json.dumps(tree))
-    (folder / f"samples_{name}.jsonl").write_text('{"doc_id": 0}\n')
-    (folder / "model").mkdir(exist_ok=True)
+    (folder / "model").mkdir(parents=True)
     (folder / "model" / f"results_{name}_2026.json").write_text(json.dumps(tree))
+    (folder / f"samples_{name}.jsonl").write_text('{"doc_id": 0}\n{"doc_id": 1}\n')
+    results.write(folder, tree, base=plan.base, base_digest=plan.base_digest, adapter=subject.digest)
 
 
 class Worker:
@@ -62,7 +75,7 @@ class Worker:
                 return
             case "cut":
                 write(plan, rest[0])
-                file = Path(plan.out) / plan.subjects[0].name / rest[0] / "results.json"
+                file = plan.folder(plan.subjects[0].name, rest[0]) / results.NAME
                 file.write_text(file.read_text()[:-10])
             case _:
                 for task in rest:
@@ -70,4 +83,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    sys.exit(entrypoint.main(sys.argv[2:], resolve=resolve, run=Worker(sys.argv[1]).run))
+    sys.exit(entrypoint.main(sys.argv[2:], catalogue=Tasks(), run=Worker(sys.argv[1]).run))

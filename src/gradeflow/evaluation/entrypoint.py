@@ -14,23 +14,32 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from gradeflow import adapter as adapters
 from gradeflow import digest, disk, fingerprint, jsonl, models, params
 from gradeflow.errors import EvaluationError, GradeflowError, SettingsError, SetupError
-from gradeflow.evaluation import preflight, results, tasks, worker
+from gradeflow.evaluation import preflight, process, results, tasks, worker
 from gradeflow.evaluation.original import CONTEXT, NO_ADAPTER, Container, offline
 from gradeflow.evaluation.plan import BASE, Plan, Subject
 
 OF_THE_FOLDER = disk.FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 KEPT = ".gradeflow"
 
-Resolve = Callable[[Sequence[str], Sequence[str]], Sequence[str]]
 Run = Callable[[Plan], None]
 
 
-def main(argv: Sequence[str] | None = None, *, resolve: Resolve | None = None, run: Run | None = None) -> int:
+class Catalogue(Protocol):
+    """What is known of tasks; `gradeflow.evaluation.tasks` knows lm-eval's."""
+
+    def resolve(self, names: Sequence[str], include: Sequence[str]) -> list[str]: ...
+
+    def contents(self, names: Sequence[str], settings: params.Evaluate) -> str: ...
+
+    def known(self, settings: params.Evaluate) -> preflight.Tasks: ...
+
+
+def main(argv: Sequence[str] | None = None, *, catalogue: Catalogue = tasks, run: Run = worker.run) -> int:
     """Evaluate as the environment says; returns the exit status. The last line says how it ended."""
     parser = argparse.ArgumentParser(prog="gradeflow-evaluate", description=__doc__)
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="settings that no variable is for")
@@ -40,7 +49,7 @@ def main(argv: Sequence[str] | None = None, *, resolve: Resolve | None = None, r
         container = Container.read(os.environ)
         os.environ.update(hub_folders(container, os.environ))
         settings = params.load(file, container.overrides())
-        written = evaluate(container, settings, resolve or tasks.resolve, run or _run)
+        written = evaluate(container, settings, catalogue, run)
     except GradeflowError as error:
         return _failed(str(error), getattr(error, "status", 1))
     except OSError as error:
@@ -62,7 +71,7 @@ def hub_folders(container: Container, environment: Mapping[str, str]) -> dict[st
     return found
 
 
-def evaluate(container: Container, settings: params.Params, resolve: Resolve, run: Run) -> Path:
+def evaluate(container: Container, settings: params.Params, catalogue: Catalogue, run: Run) -> Path:
     """Measure what is not measured yet, and write results.json, samples and lm-eval's own files into OUTPUT_DIR.
 
     Raises:
@@ -71,26 +80,28 @@ def evaluate(container: Container, settings: params.Params, resolve: Resolve, ru
     out = container.output_dir.absolute()
     out.mkdir(parents=True, exist_ok=True)
     (out / results.NAME).unlink(missing_ok=True)
-    plan = make_plan(container, settings, resolve)
+    plan = make_plan(container, settings, catalogue)
     Path(plan.out).mkdir(parents=True, exist_ok=True)
-    done = finished(plan)
-    left = [task for task in plan.tasks if task not in done]
-    if left:
+    if left := _left(plan):
+        preflight.require(plan, catalogue.known(plan.settings))
         try:
             run(replace(plan, tasks=left))
         except EvaluationError as error:
             raise _unfinished(plan, str(error), error.status) from error
-        done = finished(plan)
-        if len(done) < len(plan.tasks):
+        if _left(plan):
             raise _unfinished(plan, "the worker ended without results", 1)
-    collect([done[task] for task in plan.tasks], out)
+    (subject,) = plan.subjects
+    folders = [plan.folder(subject.name, task) for task in plan.tasks]
+    for folder, task in zip(folders, plan.tasks, strict=True):
+        results.read(folder, [task], base=plan.base_digest, adapter=subject.digest)
+    collect(folders, out)
     return out / results.NAME
 
 
-def make_plan(container: Container, settings: params.Params, resolve: Resolve) -> Plan:
+def make_plan(container: Container, settings: params.Params, catalogue: Catalogue) -> Plan:
     base, config = find_base(container.base_model)
     subject = find_adapter(container, base)
-    names = list(dict.fromkeys(resolve(container.benchmark_tasks, settings.evaluate.include)))
+    names = list(dict.fromkeys(catalogue.resolve(container.benchmark_tasks, settings.evaluate.include)))
     revision = "" if Path(base).is_dir() else config.parent.name
     identity = models.identify(settings.base.model_copy(update={"model": base, "revision": revision}))
     kept = container.output_dir.absolute() / KEPT
@@ -104,7 +115,7 @@ def make_plan(container: Container, settings: params.Params, resolve: Resolve) -
     same = evaluate.model_dump(
         mode="json", exclude={"tasks", "timeout_s", "cache", "where", "docker", "after_training"}
     )
-    mark = digest.of_json([identity.digest, same, fingerprint.code()])[:12]
+    mark = digest.of_json([identity.digest, same, catalogue.contents(names, evaluate), fingerprint.code()])[:12]
     backend = preflight.choose_backend(evaluate)
     whole = settings.model_copy(update={"evaluate": evaluate})
     return Plan(base, revision, identity.digest, "auto", [subject], names, backend, whole, str(kept / mark))
@@ -145,17 +156,6 @@ def find_adapter(container: Container, base: str) -> Subject:
     return Subject(facts.digest[:12], facts.digest, str(folder), facts.rank)
 
 
-def finished(plan: Plan) -> dict[str, Path]:
-    """The folder of each task that has results."""
-    (subject,) = plan.subjects
-    found: dict[str, Path] = {}
-    for file in sorted((Path(plan.out) / subject.name).rglob(results.NAME)):
-        if measured := _measured(file):
-            names = {file.parent.name, *measured}
-            found |= {task: file.parent for task in plan.tasks if plan.folder("", task).name in names}
-    return found
-
-
 def collect(folders: Sequence[Path], out: Path) -> None:
     """Samples and lm-eval's own files of all tasks, and, last, results.json: theirs as one."""
     for folder in folders:
@@ -163,7 +163,7 @@ def collect(folders: Sequence[Path], out: Path) -> None:
             if file.name != results.NAME and file.is_file():
                 shutil.copyfile(file, out / file.name)
     merged: dict[str, Any] = {}
-    for folder in dict.fromkeys(folders):
+    for folder in folders:
         merged = _merged(merged, json.loads((folder / results.NAME).read_text(encoding="utf-8")))
     with jsonl.whole(out / results.NAME) as whole:
         whole.write(json.dumps(merged, indent=2, ensure_ascii=False) + "\n")
@@ -182,15 +182,6 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _measured(file: Path) -> set[str]:
-    """What a results.json has; nothing where it is not whole."""
-    try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
-        return {*tree["results"], *tree.get("groups", {})}
-    except (ValueError, KeyError, TypeError):
-        return set()
-
-
 def _context(config: Path) -> int:
     """The model's own limit, where it is where most models have it."""
     try:
@@ -200,15 +191,15 @@ def _context(config: Path) -> int:
     return int(tree.get("max_position_embeddings") or CONTEXT)
 
 
+def _left(plan: Plan) -> list[str]:
+    done = process.done(plan)
+    return [task for task in plan.tasks if task not in done]
+
+
 def _unfinished(plan: Plan, why: str, status: int) -> EvaluationError:
-    done = list(finished(plan))
-    missing = [task for task in plan.tasks if task not in done]
-    return EvaluationError(
-        f"{why}; done: {', '.join(done) or 'nothing'}; without results: {', '.join(missing) or 'nothing'}; the same "
-        "command goes on from there",
-        done=done,
-        status=status,
-    )
+    done, left = process.done(plan), _left(plan)
+    said = f"done: {', '.join(done) or 'nothing'}; without results: {', '.join(left) or 'nothing'}"
+    return EvaluationError(f"{why}; {said}; the same command goes on from there", done=done, status=status)
 
 
 def _stop(number: int, _: object) -> NoReturn:
@@ -218,11 +209,6 @@ def _stop(number: int, _: object) -> NoReturn:
 def _failed(message: str, status: int) -> int:
     print(f"gradeflow: failed, status {status}: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return status
-
-
-def _run(plan: Plan) -> None:
-    preflight.require(plan, tasks.known(plan.settings))
-    worker.run(plan)
 
 
 if __name__ == "__main__":

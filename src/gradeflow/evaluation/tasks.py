@@ -13,10 +13,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gradeflow import params
+from gradeflow import digest, params
 from gradeflow.errors import DataError, SettingsError, SetupError
 from gradeflow.evaluation import preflight, unit_tests
 from gradeflow.evaluation.original import offline
@@ -29,7 +30,8 @@ answer, but needs antlr4 4.11, which cannot be installed beside DVC's 4.9."""
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 BUILDERS = {"json": ("jsonl", "json", "jsonl.gz", "json.gz"), "parquet": ("parquet",), "csv": ("csv", "csv.gz")}
 
-_INHERITED = ("dataset_path", "dataset_name", "dataset_kwargs", "unsafe_code", *SPLITS)
+_DATA = ("dataset_path", "dataset_name", "dataset_kwargs")
+_INHERITED = (*_DATA, "unsafe_code", *SPLITS)
 _NAMING = re.compile(
     rb"^[\"']?(?:task|group|tag|class|include)[\"']?[ \t]*:.*\n?(?:(?:[ \t#-].*)?\n)*(?:[ \t#-].*\Z)?", re.MULTILINE
 )
@@ -41,7 +43,8 @@ Index = dict[str, Any]  # lm-eval's Entry of each name
 class Leaf:
     """A task without parts. `path` and `name` say which dataset; tasks that are classes, or make their data, have none.
 
-    `splits` are those that the definition names, `tested` the one that the questions come from.
+    `splits` are those that the definition names, `tested` the one that the questions come from. `sources` are the
+    Python files that it takes functions from. Of one that is `grouped`, a group says where the data come from.
     """
 
     task: str
@@ -50,8 +53,17 @@ class Leaf:
     files: tuple[str, ...]
     splits: tuple[str, ...]
     tested: str
+    sources: tuple[Path, ...]
+    grouped: bool
     runs_code: bool
-    by_code_eval: bool
+
+    @property
+    def by_code_eval(self) -> bool:
+        """Whether one of its functions asks for that metric."""
+        return self.mentions("code_eval")
+
+    def mentions(self, text: str) -> bool:
+        return any(text in file.read_text(encoding="utf-8") for file in self.sources)
 
 
 def resolve(names: Sequence[str], include: Sequence[str] = ()) -> list[str]:
@@ -84,7 +96,7 @@ def leaves(task: str, include: Sequence[str] = ()) -> list[Leaf]:
     if task == WORKFLOW:
         return []
     index = _index(include)
-    return [_leaf(name, config) for name, config in _expand(_entry(task, index), index, {})]
+    return [_leaf(*found) for found in _expand(_entry(task, index), index, {})]
 
 
 def needs_code(task: str, include: Sequence[str] = ()) -> bool:
@@ -95,6 +107,16 @@ def needs_code(task: str, include: Sequence[str] = ()) -> bool:
 def datasets_of(task: str, include: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Path and name of each dataset that is read, as `datasets.load_dataset` takes them; no name is empty."""
     return list(dict.fromkeys((leaf.path, leaf.name) for leaf in leaves(task, include) if leaf.path))
+
+
+def contents(names: Sequence[str], settings: params.Evaluate) -> str:
+    """Digest of what the names stand for: definitions (lm-eval's own by its version), functions, rows that are here."""
+    definitions = {name: entry.cfg for folder in settings.include for name, entry in _of_folder(Path(folder)).items()}
+    definitions |= {name: _read(Path(name)) for name in names if Path(name).suffix in {".yaml", ".yml"}}
+    parts = [leaf for name in names for leaf in leaves(name, settings.include)]
+    files = {file for leaf in parts for file in (*leaf.sources, *_rows(leaf, settings.data))}
+    told = {name: str(definition) for name, definition in definitions.items()}
+    return digest.of_json([version("lm_eval"), told, sorted(map(digest.of_file, files))])
 
 
 def require_consent(names: Sequence[str], settings: params.Evaluate) -> None:
@@ -120,12 +142,14 @@ def absent(names: Sequence[str], settings: params.Evaluate, *, offline: bool = T
     """The datasets that could not be read, each with what is missing.
 
     Neither in evaluate.data, nor a file of one's own, nor, `offline`, in the datasets cache. What a task that is a
-    class reads, or one that makes its data, is not known beforehand.
+    class reads, or one that makes its data, is not known beforehand, unless evaluate.data names it in vain.
     """
-    found = {}
+    found: dict[tuple[str, str], str] = {}
     several = _names_by_path(names, settings)
-    for leaf in (leaf for name in names for leaf in leaves(name, settings.include) if leaf.path):
-        if leaf.path in settings.data:
+    for leaf in (leaf for name in names for leaf in leaves(name, settings.include)):
+        if not leaf.path:
+            found |= {(path, leaf.task): _in_vain(path, leaf) for path in settings.data if leaf.mentions(path)}
+        elif leaf.path in settings.data:
             try:
                 _files(leaf, settings.data, several)
             except DataError as error:
@@ -283,8 +307,11 @@ def _read(file: Path) -> dict[str, Any]:
     return config
 
 
-def _expand(entry: Any, index: Index, given: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and definition of each task behind an entry; what a group says of its members stands over theirs."""
+def _expand(entry: Any, index: Index, given: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Name and definition of each task behind an entry; what a group says of its members stands over theirs.
+
+    The third is whether it is a group that says where the data come from.
+    """
     if entry.kind.name == "TAG":
         for name in sorted(entry.tags):
             yield from _expand(index[name], index, given)
@@ -293,10 +320,12 @@ def _expand(entry: Any, index: Index, given: Mapping[str, Any]) -> Iterator[tupl
     if entry.kind.name == "GROUP":
         yield from _members(config, index, given)
     else:
-        yield entry.name, config | dict(given)
+        yield entry.name, config | dict(given), not given.keys().isdisjoint(_DATA)
 
 
-def _members(group: Mapping[str, Any], index: Index, given: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _members(
+    group: Mapping[str, Any], index: Index, given: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any], bool]]:
     given = _inherited(group) | dict(given)
     for member in group.get("task") or []:
         own: dict[str, Any] = {"task": member} if isinstance(member, str) else member
@@ -306,14 +335,14 @@ def _members(group: Mapping[str, Any], index: Index, given: Mapping[str, Any]) -
         elif "group" in own:
             yield from _members(own, index, changes)
         else:
-            yield name, own | changes
+            yield name, own | changes, True
 
 
 def _inherited(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: config[key] for key in _INHERITED if key in config}
 
 
-def _leaf(task: str, config: Mapping[str, Any]) -> Leaf:
+def _leaf(task: str, config: Mapping[str, Any], grouped: bool) -> Leaf:  # noqa: FBT001
     makes_its_own = "class" in config or "custom_dataset" in config
     shots = config.get("fewshot_config")
     splits = [config.get(key) for key in SPLITS] + [shots.get("split") if isinstance(shots, dict) else None]
@@ -325,8 +354,9 @@ def _leaf(task: str, config: Mapping[str, Any]) -> Leaf:
         tuple(_texts(files)),
         tuple(dict.fromkeys(split for split in splits if split)),
         config.get("test_split") or config.get("validation_split") or "",
+        tuple(_sources(config)),
+        grouped,
         bool(config.get("unsafe_code")),
-        _by_code_eval(config),
     )
 
 
@@ -339,10 +369,10 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def _by_code_eval(config: Mapping[str, Any]) -> bool:
-    """Whether a Python file that the definition takes functions from asks for that metric."""
+def _sources(config: Mapping[str, Any]) -> list[Path]:
+    """The Python files that a definition takes functions from."""
     named = {text.rpartition(".")[0] + ".py" for text in _texts(config) if text.startswith("/") and " " not in text}
-    return any("code_eval" in file.read_text(encoding="utf-8") for file in map(Path, named) if file.is_file())
+    return [file for file in map(Path, sorted(named)) if file.is_file()]
 
 
 # Where its data comes from
@@ -356,6 +386,17 @@ def _names_by_path(names: Sequence[str], settings: params.Evaluate) -> Mapping[s
     return found
 
 
+def _rows(leaf: Leaf, data: Mapping[str, str]) -> Iterator[Path]:
+    """The files on this machine that its questions may come from."""
+    place = data.get(leaf.path, leaf.path)
+    for found in map(Path, _matching(leaf.files) if leaf.files else [place] if place else []):
+        yield from (file for file in (found, *found.rglob("*")) if file.is_file())
+
+
+def _matching(files: Sequence[str]) -> list[str]:
+    return [found for file in files for found in glob.glob(file)]  # noqa: PTH207 - it may be absolute
+
+
 def _files(leaf: Leaf, data: Mapping[str, str], several: Mapping[str, set[str]]) -> dict[str, list[str]]:
     """The files of each split that a definition names, in the place that evaluate.data gives for its dataset.
 
@@ -363,6 +404,8 @@ def _files(leaf: Leaf, data: Mapping[str, str], several: Mapping[str, set[str]])
     folder of the dataset's name, in `data`, or directly, but not where different names would share them.
     A single file is the split that is tested.
     """
+    if leaf.grouped:
+        raise DataError(_in_vain(leaf.path, leaf))
     place = Path(data[leaf.path])
     said = f"evaluate.data: {leaf.path}: {place}"
     if place.is_file():
@@ -391,6 +434,14 @@ def _files(leaf: Leaf, data: Mapping[str, str], several: Mapping[str, set[str]])
     raise DataError(
         f"{said}: {leaf.task} needs {', '.join(lacking or leaf.splits)}, as files of one kind such as "
         f"{(lacking or leaf.splits)[0]}.jsonl ({_endings()}); {places[0]} holds {', '.join(held[:6]) or 'nothing'}"
+    )
+
+
+def _in_vain(path: str, leaf: Leaf) -> str:
+    how = "as its group says" if leaf.grouped else "by code of its own"
+    return (
+        f"evaluate.data: {path}: {leaf.task} reads it {how}, and cannot be given files; leave it out of evaluate.data, "
+        "and have it in the datasets cache when offline"
     )
 
 
@@ -430,7 +481,7 @@ def _is_here(leaf: Leaf) -> bool:
     if Path(leaf.path).exists():
         return True
     if leaf.files:
-        return all(glob.glob(file) for file in leaf.files)  # noqa: PTH207 - it may be absolute
+        return all(_matching([file]) for file in leaf.files)
     owner, _, name = leaf.path.rpartition("/")
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "___".join(filter(None, (owner, camelcase_to_snakecase(name))))
     wanted = [glob.escape(leaf.name), f"{glob.escape(leaf.name)}-*"] if leaf.name else ["*"]
