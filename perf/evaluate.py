@@ -11,6 +11,7 @@ alone.
 import argparse
 import json
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ from typing import Any
 from gradeflow import adapter, dataset, models, params
 from gradeflow.evaluation import preflight, process, results, samples, tasks
 from gradeflow.evaluation.plan import Backend, Plan, Subject
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.evaluation import save_adapter
 
 TASK = """\
 task: held_out
@@ -34,27 +38,6 @@ generation_kwargs: {{until: ["\\n\\n\\n"], max_gen_toks: {tokens}, do_sample: fa
 metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
 metadata: {{version: 1}}
 """
-
-
-def make_adapters(folder: Path, settings: params.Params, count: int) -> list[Subject]:
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    found = []
-    for seed in range(count):
-        base, _ = models.load(settings.base)
-        targets = list(settings.train.lora.target_modules)
-        model = get_peft_model(base, LoraConfig(r=8, target_modules=targets, task_type="CAUSAL_LM"))
-        generator = torch.Generator().manual_seed(seed)
-        for name, weights in model.named_parameters():
-            if "lora_B" in name:
-                weights.data = 0.05 * torch.randn(weights.shape, generator=generator)
-        where = folder / f"adapter-{seed}"
-        model.save_pretrained(where)
-        adapter.stamp(where, models.identify(settings.base))
-        digest = adapter.digest(where)
-        found.append(Subject(digest[:12], digest, str(where), 8))
-    return found
 
 
 def ours(plan: Plan) -> tuple[float, float]:
@@ -115,7 +98,10 @@ def main() -> None:
         (folder / "held_out.yaml").write_text(TASK.format(file=file, tokens=settings.evaluate.max_gen_tokens))
         changes = {"include": [scratch], "cache": "", "backend": backend, "timeout_s": 0}
         evaluate = settings.evaluate.model_copy(update=changes)
-        subjects = make_adapters(folder, settings, given.adapters)
+        subjects = [
+            save_adapter(folder / f"adapter-{seed}", settings, seed, rank=8, scale=0.05)
+            for seed in range(given.adapters)
+        ]
         plan = Plan(
             base=str(models.base_folder(settings.base).absolute()),
             revision="",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradeflow import params, tracking
+from support import evaluation
 
 SETTINGS = params.Tracking(uri="", experiment="gradeflow-tests")
 
@@ -26,6 +27,14 @@ def store(_store_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(_store_folder)
     tracking.connect(SETTINGS, _store_folder)
     return _store_folder
+
+
+@pytest.fixture(scope="session")
+def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny base, three adapters, and two tasks for lm-eval: what `support.evaluation.make` makes."""
+    folder = tmp_path_factory.mktemp("world")
+    evaluation.make(folder)
+    return folder
 
 
 @pytest.fixture

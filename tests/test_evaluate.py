@@ -13,24 +13,20 @@ from gradeflow.types import Sample
 from support import evaluation, tiny
 
 
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("evaluated")
-    evaluation.make(folder)
-    return folder
-
-
 @pytest.fixture
-def settings(world: Path) -> Params:
+def settings(tiny_world: Path) -> Params:
     return tiny.settings(
-        world, evaluate__tasks=f"[sums, {world}/choices.yaml]", evaluate__include=f"[{world}]", evaluate__batch_size=4
+        tiny_world,
+        evaluate__tasks=f"[sums, {tiny_world}/choices.yaml]",
+        evaluate__include=f"[{tiny_world}]",
+        evaluate__batch_size=4,
     )
 
 
 def test_every_figure_of_an_evaluation_is_in_one_mlflow_run(
-    world: Path, settings: Params, store: Path, capsys: pytest.CaptureFixture[str]
+    tiny_world: Path, settings: Params, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folders = [world / "adapter-0", world / "adapter-1"]
+    folders = [tiny_world / "adapter-0", tiny_world / "adapter-1"]
     evaluate.main(settings, adapter=",".join(map(str, folders)))
     run = tracking.find_stage("evaluate")
     assert run is not None
@@ -54,9 +50,11 @@ def test_every_figure_of_an_evaluation_is_in_one_mlflow_run(
     assert f"reused run {run}" in capsys.readouterr().out
 
 
-def test_the_models_view_compares_adapters_by_what_was_measured(world: Path, settings: Params, store: Path) -> None:
+def test_the_models_view_compares_adapters_by_what_was_measured(
+    tiny_world: Path, settings: Params, store: Path
+) -> None:
     for number in (0, 1):
-        evaluate.main(settings, adapter=str(world / f"adapter-{number}"), tasks="sums", quick=True)
+        evaluate.main(settings, adapter=str(tiny_world / f"adapter-{number}"), tasks="sums", quick=True)
     run = tracking.find_stage("evaluate")
     assert run is not None
     assert tracking.read_tags(run)["sums/n"] == "10"
@@ -64,7 +62,7 @@ def test_the_models_view_compares_adapters_by_what_was_measured(world: Path, set
     found = mlflow.search_logged_models([experiment], output_format="list")
     named = {model.name: {metric.key: metric.value for metric in model.metrics or []} for model in found}
     for number in (0, 1):
-        assert "sums/exact_match" in named[f"adapter-{adapter.digest(world / f'adapter-{number}')[:12]}"]
+        assert "sums/exact_match" in named[f"adapter-{adapter.digest(tiny_world / f'adapter-{number}')[:12]}"]
     (used,) = mlflow.get_run(run).inputs.model_inputs
     assert used.model_id in {model.model_id for model in found}
 
@@ -125,7 +123,7 @@ def test_the_base_alone_can_be_measured(settings: Params, store: Path) -> None:
 
 
 def test_what_cannot_be_evaluated_is_said_before_a_run_is_opened(
-    world: Path, settings: Params, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_world: Path, settings: Params, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def runs() -> int:
         return len(mlflow.search_runs(search_all_experiments=True, output_format="list"))
@@ -137,7 +135,7 @@ def test_what_cannot_be_evaluated_is_said_before_a_run_is_opened(
     with pytest.raises(EvaluationError, match=r"(?s)confirm_run_unsafe_code.*openai_humaneval: not in the datasets"):
         evaluate.main(settings, adapter="base", tasks="humaneval")
     with pytest.raises(AdapterError, match="Output directory not found"):
-        evaluate.main(settings, adapter=str(world / "adapter-9"))
+        evaluate.main(settings, adapter=str(tiny_world / "adapter-9"))
     evaluation.save_adapter(other, settings, 7)
     adapter.stamp(other, replace(models.identify(settings.base), name="another-base"))
     with pytest.raises(AdapterError, match="another-base"):

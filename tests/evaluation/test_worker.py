@@ -12,56 +12,24 @@ from typing import Any
 
 import pytest
 
-from gradeflow import adapter, digest, models
 from gradeflow.errors import EvaluationError
-from gradeflow.evaluation import engine, process, results, samples, worker
-from gradeflow.evaluation.plan import BASE, Plan, Subject
-from support import evaluation, tiny
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("evaluation")
-    evaluation.make(folder)
-    return folder
+from gradeflow.evaluation import engine, process, worker
+from gradeflow.evaluation.plan import BASE, Plan
+from support import evaluation
 
 
 @pytest.fixture
-def planned(world: Path, tmp_path: Path) -> Callable[..., Plan]:
-    """A plan for some of the adapters by their number."""
+def planned(tiny_world: Path, tmp_path: Path) -> Callable[..., Plan]:
+    """A plan for some of the adapters by their number; each set of them has a folder, and all have the same replies."""
 
-    def make(*numbers: int, tasks: tuple[str, ...] = ("sums", "choices"), **changes: Any) -> Plan:
-        settings = tiny.settings(world)
-        evaluate = settings.evaluate.model_copy(
-            update={"backend": "hf", "batch_size": 4, "cache": str(tmp_path / "replies"), **changes}
-        )
-        subjects = [Subject(BASE)]
-        for number in numbers:
-            folder = world / f"adapter-{number}"
-            found = adapter.validate(folder)
-            subjects.append(Subject(found.digest[:12], found.digest, str(folder), found.rank))
-        out = tmp_path / digest.of_json([numbers, tasks])[:8]
-        return Plan(
-            base=str(world / "tiny-base"),
-            revision="",
-            base_digest=models.identify(settings.base).digest,
-            dtype="float32",
-            subjects=subjects,
-            tasks=[str(world / f"{task}.yaml") for task in tasks],
-            backend="hf",
-            params=settings.model_copy(update={"evaluate": evaluate}),
-            out=str(out),
-        )
+    def make(*numbers: int, **changes: Any) -> Plan:
+        out = tmp_path / f"of-{numbers}"
+        return evaluation.plan(tiny_world, out, *numbers, cache=str(tmp_path / "replies"), **changes)
 
     return make
 
 
-def replies(plan: Plan, subject: Subject, task: str) -> list[Any]:
-    found = results.read(plan.folder(subject.name, task), [f"{task}"], base=plan.base_digest, adapter=subject.digest)
-    return [row["resps"] for row in samples.read(found.samples[task])]
-
-
-def test_subjects_that_share_a_base_answer_as_each_does_alone(world: Path, planned: Callable[..., Plan]) -> None:
+def test_subjects_that_share_a_base_answer_as_each_does_alone(tiny_world: Path, planned: Callable[..., Plan]) -> None:
     """Sample by sample what lm-eval has for base and adapter, each loaded by lm-eval itself."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -75,16 +43,18 @@ def test_subjects_that_share_a_base_answer_as_each_does_alone(world: Path, plann
             model="hf",
             model_args={"pretrained": plan.base, "dtype": "float32", **peft},
             tasks=["sums", "choices"],
-            task_manager=TaskManager(include_path=str(world), include_defaults=False),
+            task_manager=TaskManager(include_path=str(tiny_world), include_defaults=False),
             batch_size=4,
             device="cpu",
             apply_chat_template=True,
         )
         for task in ("sums", "choices"):
             rows = sorted(alone["samples"][task], key=lambda row: row["doc_id"])
-            assert replies(plan, subject, task) == json.loads(json.dumps([sanitize_list(row["resps"]) for row in rows]))
+            assert evaluation.replies(plan, subject, task) == json.loads(
+                json.dumps([sanitize_list(row["resps"]) for row in rows])
+            )
             assert len(rows) == evaluation.QUESTIONS
-    base, *others = [replies(plan, subject, "choices") for subject in plan.subjects]
+    base, *others = [evaluation.replies(plan, subject, "choices") for subject in plan.subjects]
     assert base not in others
     assert others[0] != others[1]
 
@@ -100,7 +70,9 @@ def test_no_reply_is_generated_twice(planned: Callable[..., Plan], monkeypatch: 
         worker.run(again := planned(1, 0))
         with pytest.raises(AssertionError, match="a model was loaded"):
             worker.run(planned(1, 2))
-    assert replies(again, again.subjects[1], "choices") == replies(planned(0, 1), again.subjects[1], "choices")
+    assert evaluation.replies(again, again.subjects[1], "choices") == evaluation.replies(
+        planned(0, 1), again.subjects[1], "choices"
+    )
 
 
 def test_an_evaluation_that_runs_out_of_time_goes_on_from_what_it_has(planned: Callable[..., Plan]) -> None:
