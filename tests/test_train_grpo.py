@@ -112,6 +112,23 @@ def test_the_same_training_is_not_done_twice(
     assert f"reused run {run}" in capsys.readouterr().out
 
 
+def test_training_evaluates_by_itself_when_it_ends_where_that_is_asked_for(
+    trained: tuple[Path, Params, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command, whose settings are those of a training that is done."""
+    folder, settings, run = trained
+    changes = tiny.changes(folder, models__base__url=settings.models["base"].url, **SMALL)
+    changes |= {"evaluate.after_training": "true", "evaluate.limit": "4"}
+    cli.main(["train_grpo", "--params", str(tiny.ROOT / "params.yaml"), *(f"--{k}={v}" for k, v in changes.items())])
+    assert tracking.find_stage("train_grpo") == run
+    found = tracking.find_stage("evaluate")
+    assert found is not None
+    tags = tracking.read_tags(found)
+    assert tags[tracking.PARENT] == run
+    assert tags["gradeflow.adapter.digest"] == tracking.read_tags(run)["gradeflow.adapter.digest"]
+    assert "workflow/adapter/accuracy" in tracking.read_metrics(found)
+
+
 def test_evaluation_agrees_with_validation_item_by_item(trained: tuple[Path, Params, str], tmp_path: Path) -> None:
     """One adapter, one split: lm-eval's path and the trainer's must give every sample the same grade."""
     _, settings, run = trained

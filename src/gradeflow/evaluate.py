@@ -29,7 +29,7 @@ from gradeflow.evaluation.earlier import ASKED, Earlier
 from gradeflow.evaluation.plan import BASE, WORKFLOW, Plan, Subject
 from gradeflow.evaluation.report import TaskResult
 from gradeflow.evaluation.results import Evaluation
-from gradeflow.evaluation.samples import differences
+from gradeflow.evaluation.samples import differences, scores_questions
 from gradeflow.grpo import environment as environments
 from gradeflow.params import Params
 from gradeflow.types import KINDS, Example, Sample
@@ -129,11 +129,12 @@ def _carry_out(case: Case, mark: str | None = None) -> None:
         out = Path(scratch)
         write(out, plan, measured, case.found, case.identity)
         run.log_artifacts(out)
+        tables = dict(flips(plan, measured, data.examples if data else ()))
         run.log_metrics(metrics(measured) | dict(measured.facts.get("figures", {})))
         run.set_tags(facts(measured))
         digests = ",".join(subject.digest for subject in plan.subjects[1:])
         run.set_tags({registry.ADAPTER_DIGEST: digests, lineage.TRAINING_RUN: training_run})
-        for name, rows in flips(plan, measured, data.examples if data else ()):
+        for name, rows in tables.items():
             run.log_table(name, rows)
         for subject, one in zip(plan.subjects[1:], case.found, strict=True):
             model = registry.logged_model(
@@ -330,7 +331,10 @@ def facts(measured: Measured) -> dict[str, str]:
 
 
 def flips(plan: Plan, measured: Measured, examples: Sequence[Example]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """Tables of the questions that base or adapter alone has right, by task; `examples` are those of workflows."""
+    """Tables of the questions that base or adapter alone has right, by task; none where single ones have no score.
+
+    `examples` are those of workflows.
+    """
     for subject in plan.subjects[1:]:
         for task, evaluation in measured.evaluations[subject.name].items():
             before = measured.evaluations[BASE][task].samples
@@ -338,6 +342,7 @@ def flips(plan: Plan, measured: Measured, examples: Sequence[Example]) -> Iterat
             rows: list[Mapping[str, Any]] = [
                 {"task": leaf} | row
                 for leaf, file in evaluation.samples.items()
+                if scores_questions(file, keys[leaf])
                 for row in differences(before[leaf], file, keys[leaf])
             ]
             if rows:

@@ -1,5 +1,6 @@
 """Evaluations on a tiny base with adapters of random weights, by the real lm-eval, in a worker of its own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ def planned(tiny_world: Path, tmp_path: Path) -> Callable[..., Plan]:
 
     def make(*numbers: int, **changes: Any) -> Plan:
         out = tmp_path / f"of-{numbers}"
-        return evaluation.plan(tiny_world, out, *numbers, cache=str(tmp_path / "replies"), **changes)
+        return evaluation.plan(tiny_world, out, *numbers, **{"cache": str(tmp_path / "replies")} | changes)
 
     return make
 
@@ -103,6 +104,46 @@ def test_a_worker_that_is_killed_is_no_success(planned: Callable[..., Plan]) -> 
     with pytest.raises(EvaluationError, match=r"was killed, as the system does when memory runs out.*goes on"):
         process.run(plan)
     thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("full", "left"), [("out", 0), ("out", 16 << 10), ("cache", 0)])
+def test_a_disk_that_is_full_is_named_and_what_is_done_stays(
+    full: str, left: int, planned: Callable[..., Plan], small_disk: Path, tmp_path: Path
+) -> None:
+    """The disk is a real one, and small: it has no room for the plan, for the results, or for the replies."""
+    places = {"out": str(tmp_path / "out"), "cache": str(tmp_path / "cache")} | {full: str(small_disk / full)}
+    plan = planned(0, cache=places["cache"])
+    plan = replace(plan, out=places["out"])
+    worker.run(replace(plan, tasks=plan.tasks[:1]))
+    with (small_disk / "filling").open("wb", buffering=0) as filling, contextlib.suppress(OSError):
+        while filling.write(bytes(1 << 12)):
+            pass
+    os.truncate(small_disk / "filling", (small_disk / "filling").stat().st_size - left)
+    with pytest.raises(EvaluationError, match=rf"^{places[full]}.*: No space left on device; free some") as caught:
+        process.run(plan)
+    assert caught.value.status == 1
+    assert process.done(plan) == (plan.tasks[0],)
+    (small_disk / "filling").unlink()
+    process.run(plan)
+    assert process.done(plan) == tuple(plan.tasks)
+
+
+def test_a_model_that_does_not_fit_into_memory_says_so(
+    planned: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In torch's own words, asked for a mebibyte of gibibytes."""
+    import torch
+
+    plan = planned(0)
+    Path(plan.out).mkdir()
+    plan.write(tmp_path / "plan.json")
+    monkeypatch.setitem(engine.LOADERS, "hf", lambda _: torch.empty(1 << 50))
+    with (tmp_path / "told").open("wb") as told:
+        assert worker.main(str(tmp_path / "plan.json"), str(told.fileno())) == 1
+    said = (tmp_path / "told").read_text()
+    assert said.startswith("too little memory: lower evaluate.batch_size")
+    assert "DefaultCPUAllocator: can't allocate memory" in said
 
 
 def _workers(plan: Plan) -> list[int]:

@@ -1,6 +1,6 @@
-"""A stand-in for the evaluation worker, in the entrypoint: `python worker_stand_in.py PART ARGUMENTS...` acts the part.
+"""A stand-in for the evaluation worker: it writes what lm-eval writes, without a model. Each accuracy is 0.5.
 
-It writes what lm-eval writes, without a model: each task's accuracy is 0.5.
+`python worker_stand_in.py PART ARGUMENTS...` acts the part in the entrypoint.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gradeflow.errors import TIMED_OUT, EvaluationError, SettingsError
 from gradeflow.evaluation import entrypoint, preflight, results
-from gradeflow.evaluation.plan import Plan
+from gradeflow.evaluation.plan import Plan, Subject
 from gradeflow.params import Evaluate
 
 
@@ -31,7 +31,11 @@ class Tasks:
 
 
 def write(plan: Plan, task: str) -> None:
-    (subject,) = plan.subjects
+    for subject in plan.subjects:
+        _write(plan, subject, task)
+
+
+def _write(plan: Plan, subject: Subject, task: str) -> None:
     folder = plan.folder(subject.name, task)
     name = folder.name
     tree = {
@@ -48,7 +52,7 @@ def write(plan: Plan, task: str) -> None:
     }
     (folder / "model").mkdir(parents=True)
     (folder / "model" / f"results_{name}_2026.json").write_text(json.dumps(tree))
-    (folder / f"samples_{name}.jsonl").write_text('{"doc_id": 0}\n{"doc_id": 1}\n')
+    (folder / f"samples_{name}.jsonl").write_text('{"doc_id": 0, "acc": 1.0}\n{"doc_id": 1, "acc": 0.0}\n')
     results.write(folder, tree, base=plan.base, base_digest=plan.base_digest, adapter=subject.digest)
 
 

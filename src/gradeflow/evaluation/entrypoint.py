@@ -85,7 +85,8 @@ def evaluate(container: Container, settings: params.Params, catalogue: Catalogue
     if left := _left(plan):
         preflight.require(plan, catalogue.known(plan.settings))
         try:
-            run(replace(plan, tasks=left))
+            with worker.told(plan):
+                run(replace(plan, tasks=left))
         except EvaluationError as error:
             raise _unfinished(plan, str(error), error.status) from error
         if _left(plan):
@@ -203,6 +204,7 @@ def _unfinished(plan: Plan, why: str, status: int) -> EvaluationError:
 
 
 def _stop(number: int, _: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # `timeout` sends it to the process and to its group
     raise EvaluationError(f"ended by {signal.Signals(number).name}", status=128 + number)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from gradeflow.adapter import vllm
 from gradeflow.errors import TIMED_OUT, EvaluationError
 from gradeflow.evaluation.plan import Backend, Plan
-from gradeflow.evaluation.worker import FAILURE
+from gradeflow.evaluation.worker import LONGEST, told
 
 STOP_S = 10
 """What a worker has to end by itself, as with the original's `timeout --kill-after=10`."""
@@ -22,18 +22,26 @@ def run(plan: Plan) -> None:
         EvaluationError: it ended before everything was measured; `done` are the tasks that were.
     """
     out = Path(plan.out)
-    out.mkdir(parents=True, exist_ok=True)
-    plan.write(out / "plan.json")
-    command = [str(python(plan.backend)), "-m", "gradeflow.evaluation.worker", str(out / "plan.json")]
-    process = subprocess.Popen(command, env=environment(), start_new_session=True)
-    try:
-        status = process.wait(plan.settings.timeout_s or None)
-    except subprocess.TimeoutExpired:
-        status = TIMED_OUT
-    finally:
-        _stop(process)
+    with told(plan):
+        out.mkdir(parents=True, exist_ok=True)
+        plan.write(out / "plan.json")
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    command = [str(python(plan.backend)), "-m", "gradeflow.evaluation.worker", str(out / "plan.json"), str(writing)]
+    with open(reading, "rb", buffering=0) as last_words:  # noqa: PTH123 - a descriptor
+        try:
+            process = subprocess.Popen(command, env=environment(), start_new_session=True, pass_fds=[writing])
+        finally:
+            os.close(writing)
+        try:
+            status = process.wait(plan.settings.timeout_s or None)
+        except subprocess.TimeoutExpired:
+            status = TIMED_OUT
+        finally:
+            _stop(process)
+        failure = (last_words.read(LONGEST) or b"").decode(errors="replace")
     if status:
-        raise EvaluationError(_said(plan, status), done=done(plan), status=_status(status))
+        raise EvaluationError(_said(plan, status, failure), done=done(plan), status=_status(status))
 
 
 def python(backend: Backend) -> Path:
@@ -61,16 +69,15 @@ def _status(status: int) -> int:
     return status if status > 0 else 1
 
 
-def _said(plan: Plan, status: int) -> str:
+def _said(plan: Plan, status: int, failure: str) -> str:
     whole = ", ".join(done(plan)) or "none"
     again = f"done: {whole} of {', '.join(plan.tasks)}"
     if not plan.replies:
         again += "; the same command goes on from there"
     if status == TIMED_OUT:
         return f"no time left after {plan.settings.timeout_s} s (evaluate.timeout_s); {again}"
-    failure = Path(plan.out) / FAILURE
-    if failure.is_file():
-        return f"{failure.read_text(encoding='utf-8')}; {again}"
+    if failure:
+        return f"{failure}; {again}"
     if status == -signal.SIGKILL:
         return f"the worker was killed, as the system does when memory runs out: lower evaluate.batch_size; {again}"
     return f"the worker ended with status {status}; what it said is above; {again}"

@@ -92,6 +92,12 @@ def differences(first: Path, second: Path, key: str, names: tuple[str, str] = ("
     ]
 
 
+def scores_questions(file: Path, key: str) -> bool:
+    """Whether a `metric,filter` has a number for single questions; some, such as perplexity, are of all of them."""
+    metric = key.partition(",")[0]
+    return any(isinstance(row.get(metric), int | float) for row in _by_question(file, key).values())
+
+
 def _by_question(file: Path, key: str) -> dict[tuple[int, str], Row]:
     kind = key.partition(",")[2] or "none"
     rows = [row for row in read(file) if row.get("filter", "none") == kind]

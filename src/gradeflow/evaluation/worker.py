@@ -1,13 +1,15 @@
-"""The process that measures: `python -m gradeflow.evaluation.worker PLAN.json`.
+"""The process that measures: `python -m gradeflow.evaluation.worker PLAN.json DESCRIPTOR`.
 
 It ends with 0 when every subject has whole results in every task. What is done lies in its folder as soon as it is, so
-that a process that was ended early leaves all that it had, and the next one goes on from there.
+that a process that was ended early leaves all that it had, and the next one goes on from there. What ended it is told
+in one line through the open file DESCRIPTOR, as a file of its own would need room on a disk that may be full.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -16,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradeflow.errors import GradeflowError
+from gradeflow import disk
+from gradeflow.errors import EvaluationError, GradeflowError
 from gradeflow.evaluation.plan import WORKFLOW, Plan, Subject
 from gradeflow.sandbox import Sandbox
 
@@ -24,8 +27,13 @@ if TYPE_CHECKING:
     from gradeflow.evaluation.engine import Engine
     from gradeflow.evaluation.results import Evaluation
 
-FAILURE = "failure.txt"
-"""In the plan's folder: what ended the worker, in one line."""
+MEMORY = re.compile(
+    "out of memory|allocate memory|memory for the cache blocks|less than desired GPU memory", re.IGNORECASE
+)
+"""What Python, torch and vLLM say when there is too little: in words alone, since their errors are of any type."""
+
+LONGEST = 4096
+"""Bytes of the line: what a pipe takes at once, read or not."""
 
 
 def run(plan: Plan) -> None:
@@ -115,23 +123,49 @@ def _sandboxed(plan: Plan, task: str) -> Iterator[None]:
             runner.run(sandbox.close())
 
 
-def main(path: str) -> int:
+@contextlib.contextmanager
+def told(plan: Plan) -> Iterator[None]:
+    """Let whatever breaks inside for lack of room or memory say so.
+
+    Raises:
+        EvaluationError: the disk of output or cache is full, or there is too little memory.
+    """
+    try:
+        with contextlib.ExitStack() as watching:
+            for folder in filter(None, (plan.out, plan.settings.cache)):
+                watching.enter_context(disk.watched(Path(folder)))
+            yield
+    except GradeflowError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in disk.FULL:
+            raise EvaluationError(f"{error.filename}: {disk.said(error)}") from error
+        if isinstance(error, MemoryError) or MEMORY.search(str(error)):
+            remedy = "lower evaluate.batch_size or max_model_len, or spread the model over more GPUs (evaluate.gpus)"
+            raise EvaluationError(f"too little memory: {remedy}; {_line(error)}") from error
+        raise
+
+
+def main(path: str, descriptor: str) -> int:
     plan = Plan.read(Path(path))
     logging.getLogger("lm_eval").setLevel(os.environ.get("LMEVAL_LOG_LEVEL", "ERROR"))
-    failure = Path(plan.out) / FAILURE
-    failure.unlink(missing_ok=True)
     try:
-        run(plan)
+        with told(plan):
+            run(plan)
     except GradeflowError as error:
-        failure.write_text(f"{error}", encoding="utf-8")
-        return error.status
+        said, status = str(error), error.status
     except Exception as error:  # noqa: BLE001 - whatever it was, its caller is told
         traceback.print_exc()
-        with contextlib.suppress(OSError):
-            failure.write_text(f"{type(error).__name__}: {error}".splitlines()[0], encoding="utf-8")
-        return 1
-    return 0
+        said, status = _line(error), 1
+    else:
+        return 0
+    os.write(int(descriptor), said.encode()[:LONGEST])
+    return status
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))
