@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 from rich.progress import Progress
 
 from gradeflow import jsonl
 from gradeflow.dataset import NAMES
 from gradeflow.errors import DataError
-from gradeflow.mixing import card, scan
+from gradeflow.mixing import card, written
 from gradeflow.mixing.parallel import each
 from gradeflow.mixing.pool import Pool
 from gradeflow.mixing.quota import shares
@@ -52,7 +51,7 @@ def main(params: Params, *, raw: Path, out: Path) -> None:
             rows = pool.entries[chosen[split]]
             blocks = [rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK)]
             with jsonl.whole(out / name) as file:
-                file.writelines(each(_lines, blocks, raws, progress, f"mix  {name}"))
+                file.writelines(each(written.mixed, blocks, raws, progress, f"mix  {name}"))
         with jsonl.whole(out / "removed.jsonl") as file:
             file.writelines(pool.removals())
     report = statistics(pool, chosen, raws, settings)
@@ -66,12 +65,6 @@ def main(params: Params, *, raw: Path, out: Path) -> None:
         print(f"{out / name}: {len(chosen[split])} rows", report[f"{SHORT[split]}_distribution"])
     for said in _shortfalls(report, settings, sizes):
         print(said)
-
-
-def _lines(rows: NDArray[Any], raws: Sequence[Raw]) -> str:
-    return "".join(
-        orjson.dumps(example.to_row(), option=orjson.OPT_APPEND_NEWLINE).decode() for example in scan.read(raws, rows)
-    )
 
 
 def _require_rows(pool: Pool, chosen: Chosen, settings: Mix, raw: Path) -> None:

@@ -40,8 +40,14 @@ class Example:
         return str(self.extra.get("question", self.problem))
 
     def to_row(self) -> dict[str, Any]:
-        row = {name: getattr(self, name) for name in ("id", "source", "problem_type", "problem", "ground_truth")}
-        return row | dict(self.extra)
+        return {
+            "id": self.id,
+            "source": self.source,
+            "problem_type": self.problem_type,
+            "problem": self.problem,
+            "ground_truth": self.ground_truth,
+            **self.extra,
+        }
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Example":

@@ -1,35 +1,23 @@
 """All rows of a mix as numbers: which of them go and why, and which are drawn."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 from rich.progress import Progress
 
-from gradeflow.mixing import near, scan
+from gradeflow.mixing import near, scan, written
 from gradeflow.mixing.grams import Grams, words
 from gradeflow.mixing.parallel import each
 from gradeflow.mixing.quota import quotas, shares
 from gradeflow.mixing.scan import SPLITS, TYPES, Raw
+from gradeflow.mixing.written import Gone, Why
 from gradeflow.params import Mix
 from gradeflow.types import Split
 
-Why = Literal["duplicate", "contaminated", "near duplicate"]
 WHY: tuple[Why, ...] = ("duplicate", "contaminated", "near duplicate")
 AT_ONCE = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Gone:
-    """Rows that go, each because of another, with the words that they share or how similar they are."""
-
-    entries: NDArray[Any]
-    because: NDArray[Any]
-    why: Sequence[Why]
-    shared: Sequence[str | float]
 
 
 class Pool:
@@ -94,7 +82,7 @@ class Pool:
         """The rows that go, and why, in lines of JSON."""
         gone = np.flatnonzero(self._why)
         blocks = [
-            _Gone(
+            Gone(
                 self.entries[some],
                 self.entries[self._because[some]],
                 [WHY[number - 1] for number in self._why[some].tolist()],
@@ -102,7 +90,7 @@ class Pool:
             )
             for some in (gone[start : start + AT_ONCE] for start in range(0, len(gone), AT_ONCE))
         ]
-        yield from each(_told, blocks, self._raws, self._progress, "mix  removed rows")
+        yield from each(written.removed, blocks, self._raws, self._progress, "mix  removed rows")
 
     def draw(self, split: Split, size: int) -> NDArray[np.int64]:
         """About `size` entries, by their index: exact shares of types and of sources, in an order that mixes them.
@@ -178,18 +166,6 @@ class Pool:
         self._why[index] = 1 + WHY.index(why)
         self._because[index] = because
         self._shared[index] = shared
-
-
-def _told(gone: _Gone, raws: Sequence[Raw]) -> str:
-    rows, others = scan.read(raws, gone.entries), scan.read(raws, gone.because)
-    splits = [SPLITS[number] for number in gone.entries["split"].tolist()]
-    return "".join(
-        orjson.dumps(
-            {"id": row.id, "source": row.source, "split": split, "why": why, "because": other.id, "shared": shared},
-            option=orjson.OPT_APPEND_NEWLINE,
-        ).decode()
-        for row, split, why, other, shared in zip(rows, splits, gone.why, others, gone.shared, strict=True)
-    )
 
 
 def _mixed(digests: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:

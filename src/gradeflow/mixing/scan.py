@@ -4,8 +4,8 @@ A raw file is what `fetch` writes: rows in the format that a dataset is publishe
 dataset has no validation rows, a tenth of its training rows, by their digest, are validation rows.
 """
 
-import io
 import mmap
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +42,6 @@ ENTRY = np.dtype(
 _TRAIN_END = b'"split": "train"}\n'
 _SPLIT = re.compile(rb'"split": ?"(train|validation|test)"\}\s*\Z')
 _VALIDATION = b'"split": "validation"', b'"split":"validation"'
-_OTHER_SPACES = bytes(code for code in range(128) if chr(code).isspace() and chr(code) != " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +79,17 @@ class Piece:
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Each line that is not empty, with its offset."""
-        offset, content = self._content()
-        for line in io.BytesIO(content):
-            if line.strip():
-                yield offset, line
-            offset += len(line)
-
-    @property
-    def has_held_out(self) -> bool:
-        """Whether there is a line that does not say at its end that it is for training; those may be lent."""
-        _, content = self._content()
-        return self.lends or content.count(_TRAIN_END) < content.count(b"\n") or not content.endswith(b"\n")
-
-    def _content(self) -> tuple[int, bytes]:
-        with self.raw.path.open("rb") as file:
+        with self.raw.path.open("rb", 1 << 18) as file:
             offset = self.start
             if offset:
                 file.seek(offset - 1)
                 offset += len(file.readline()) - 1
-            content = file.read(max(0, self.end - offset))
-            if content and not content.endswith(b"\n"):
-                content += file.readline()
-        return offset, content
+            for line in file:
+                if offset >= self.end:
+                    return
+                if not line.isspace():
+                    yield offset, line
+                offset += len(line)
 
     def where(self, offset: int) -> str:
         with self.raw.path.open("rb") as file:
@@ -135,7 +123,7 @@ def held_out(piece: Piece, with_bands: bool) -> Scanned:  # noqa: FBT001 - what 
     """The validation and test rows of a piece."""
     entries: list[tuple[int, ...]] = []
     questions, told, is_made = [], [], piece.raw.is_made
-    for offset, line, split, example in _examples(piece, lambda split: split != "train") if piece.has_held_out else ():
+    for offset, line, split, example in _examples(piece, training=False):
         entries.append(_entry(piece, offset, line, split, example))
         questions.append("" if is_made else example.question)
         if with_bands:
@@ -147,14 +135,14 @@ def training(piece: Piece, shared: tuple[Grams, bool]) -> Scanned:
     """The training rows of a piece, looked through for the grams of evaluation questions; bands if that is shared."""
     grams, with_bands = shared
     entries: list[tuple[int, ...]] = []
-    leaks, told, is_made = {}, [], piece.raw.is_made
-    for offset, line, split, example in _examples(piece, lambda split: split == "train"):
-        if not is_made and (leak := grams.find(words(example.question))) is not None:
-            leaks[len(entries)] = leak
+    questions, told, is_made = [], [], piece.raw.is_made
+    for offset, line, split, example in _examples(piece, training=True):
         entries.append(_entry(piece, offset, line, split, example))
+        if not is_made:
+            questions.append(example.question)
         if with_bands:
             told.append(words(example.problem))
-    return Scanned(np.array(entries, ENTRY), near.bands(told), leaks=leaks)
+    return Scanned(np.array(entries, ENTRY), near.bands(told), leaks=dict(grams.find(questions)))
 
 
 def read(raws: Sequence[Raw], entries: NDArray[Any]) -> list[Example]:
@@ -165,20 +153,22 @@ def read(raws: Sequence[Raw], entries: NDArray[Any]) -> list[Example]:
         places = np.flatnonzero(entries["source"] == raw.number)
         places = places[np.argsort(entries["offset"][places])]
         starts, lengths = entries["offset"][places].tolist(), entries["length"][places].tolist()
+        last = -1
         with raw.path.open("rb") as file:
             for place, start, length in zip(places.tolist(), starts, lengths, strict=True):
-                file.seek(start)
-                row = orjson.loads(file.read(length))
-                row.pop("split", None)
-                found[place] = convert(row)
+                if start != last:  # where it is the same, so is the example
+                    row = orjson.loads(os.pread(file.fileno(), length, start))
+                    row.pop("split", None)
+                    example, last = convert(row), start
+                found[place] = example
     return [found[place] for place in range(len(entries))]
 
 
-def _examples(piece: Piece, wanted: Callable[[Split], bool]) -> Iterator[tuple[int, bytes, Split, Example]]:
+def _examples(piece: Piece, *, training: bool) -> Iterator[tuple[int, bytes, Split, Example]]:
     convert = sources.load(piece.raw.name).example
     for offset, line in piece.lines():
         split = _told(line)
-        if split and not wanted(split := _lent(piece, split, line)):
+        if split and ((split := _lent(piece, split, line)) == "train") != training:
             continue
         try:
             row = orjson.loads(line)
@@ -186,7 +176,7 @@ def _examples(piece: Piece, wanted: Callable[[Split], bool]) -> Iterator[tuple[i
                 raise DataError(f"expected an object, found {type(row).__name__}")
             said = row.pop("split", None)
             split = split or _lent(piece, _as_split(said), line)
-            if wanted(split):
+            if (split == "train") == training:
                 yield offset, line, split, convert(row)
         except orjson.JSONDecodeError as error:
             cut = "" if line.endswith(b"\n") else " (the file seems cut off)"
@@ -224,9 +214,8 @@ def _entry(piece: Piece, offset: int, line: bytes, split: Split, example: Exampl
 def _plain(text: str) -> bytes:
     """The text without a difference of case or white space; most have one space between words as they are."""
     text = text.casefold().strip()
-    plain = text.encode()
-    if text.isascii() and b"  " not in plain and len(plain.translate(None, _OTHER_SPACES)) == len(plain):
-        return plain
+    if text.isprintable() and "  " not in text:  # of all white space, only a plain space is printable
+        return text.encode()
     return " ".join(text.split()).encode()
 
 

@@ -23,8 +23,8 @@ def shown(value: Any) -> str:
 def text(row: Mapping[str, Any], *keys: str) -> str:
     """The first of `keys` that the row has, as text that is not empty."""
     for key in keys:
-        if _filled(row.get(key)):
-            return str(row[key])
+        if _filled(value := row.get(key)):
+            return str(value)
     held = next((key for key in keys if row.get(key) is not None), None)
     if held is None:
         raise DataError(f"field {' or '.join(keys)}: missing; expected text")
@@ -104,8 +104,10 @@ def _filled(value: Any) -> bool:
 
 
 def _writable(value: Any) -> bool:
-    if not isinstance(value, str):
-        return False
+    return isinstance(value, str) and (value.isascii() or _has_utf8(value))
+
+
+def _has_utf8(value: str) -> bool:
     try:
         value.encode()
     except UnicodeEncodeError:
