@@ -64,7 +64,13 @@ def gradeflow(raw: Path, out: Path, draw: int) -> int:
 
     tree = params.load(SHIPPED).model_dump()
     sizes = {"target_train_size": draw, "target_val_size": 1, "target_test_size": 2 * TEST_ROWS}
-    tree["mix"] |= {"weights": {"gsm8k": 1}, "type_ratios": {"math": 1}, "near_duplicates": 0.0, **sizes}
+    tree["mix"] |= {
+        "weights": {"gsm8k": 1},
+        "type_ratios": {"math": 1},
+        "near_duplicates": 0.0,
+        "parquet_rows": 10**9,
+        **sizes,
+    }
     tree["fetch"] = {"gsm8k": {"files": {"train": "-"}}}
     mix.main(params.validate(tree), raw=raw.parent, out=out)
     left: int = json.loads((out / "dataset_stats.json").read_text())["dataset_stats"]["gsm8k"]["train"]

@@ -63,13 +63,19 @@ def whole(path: Path) -> Iterator[TextIO]:
     Raises:
         DataError: it cannot be written; what was there before is untouched.
     """
+    with placed(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def placed(path: Path) -> Iterator[Path]:
+    """As `whole`, for whoever opens the file by its path and closes it again."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path)
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-            file.flush()
+        yield part
+        with part.open("rb") as file:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from gradeflow import jsonl
 from gradeflow.dataset import NAMES
 from gradeflow.errors import DataError
-from gradeflow.mixing import card, written
+from gradeflow.mixing import card, parquet, written
 from gradeflow.mixing.parallel import each
 from gradeflow.mixing.pool import Pool
 from gradeflow.mixing.quota import shares
@@ -54,6 +54,7 @@ def main(params: Params, *, raw: Path, out: Path) -> None:
                 file.writelines(each(written.mixed, blocks, raws, progress, f"mix  {name}"))
         with jsonl.whole(out / "removed.jsonl") as file:
             file.writelines(pool.removals())
+    _write_parquet(out, sum(map(len, chosen.values())) >= settings.parquet_rows)
     report = statistics(pool, chosen, raws, settings)
     with jsonl.whole(out / "dataset_stats.json") as file:
         file.write(json.dumps(report, indent=2) + "\n")
@@ -65,6 +66,18 @@ def main(params: Params, *, raw: Path, out: Path) -> None:
         print(f"{out / name}: {len(chosen[split])} rows", report[f"{SHORT[split]}_distribution"])
     for said in _shortfalls(report, settings, sizes):
         print(said)
+
+
+def _write_parquet(out: Path, is_large: bool) -> None:  # noqa: FBT001 - the only thing that it depends on
+    """Splits of a large mix, under the names by which datasets.load_dataset knows them; else an empty folder."""
+    folder = out / "parquet"
+    folder.mkdir(exist_ok=True)
+    for split, name in NAMES.items():
+        file = folder / f"{split}.parquet"
+        if is_large:
+            parquet.write(out / name, file)
+        else:
+            file.unlink(missing_ok=True)
 
 
 def _require_rows(pool: Pool, chosen: Chosen, settings: Mix, raw: Path) -> None:

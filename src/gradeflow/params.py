@@ -96,6 +96,7 @@ class Mix(Section):
     )
     decontaminate: bool = setting("training rows that share 13 words in a row with a validation or test question go")
     protect: list[str] = setting("datasets of fetch, not mixed, whose questions are kept out of training")
+    parquet_rows: Positive = setting("from so many rows on, all splits together, a mix is written as Parquet too")
 
 
 class Base(Section):
