@@ -13,6 +13,7 @@ GradeflowError
 ├── EvaluationError    an evaluation has no whole results: none, half of them, of another version, or out of time
 ├── AdapterError       an adapter's files are missing, broken, do nothing, or belong to another base
 ├── TrackingError      the MLflow server or store cannot be used
+│   └── Unsent         it was away when a run ended: what the run logged waits on disk
 ├── PromotionError     the gate cannot decide: no champion's samples, unequal settings, broken lineage
 └── SetupError         the machine lacks something; the message says how to get it
 """
@@ -88,6 +89,10 @@ class AdapterError(GradeflowError): ...
 
 
 class TrackingError(GradeflowError): ...
+
+
+class Unsent(TrackingError):  # noqa: N818 - says what there is, like Fault
+    status = AGAIN
 
 
 class PromotionError(GradeflowError): ...

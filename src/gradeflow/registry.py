@@ -211,7 +211,7 @@ def _prompt_versions(prompts: Iterable[prompt.Prompt], run: tracking.Run) -> Ite
 
 def _register(client: "mlflow.MlflowClient", one: prompt.Prompt, run: tracking.Run) -> str:
     in_experiment = {"MLFLOW_EXPERIMENT_ID": run.experiment}  # in whose list of prompts it will be
-    with tracking._environment(in_experiment):  # noqa: SLF001 - the other module that sets up MLflow
+    with tracking.environment(in_experiment):
         made = client.register_prompt(
             _registered_as(one),
             _in_mlflows_form(one.text),

@@ -1,0 +1,64 @@
+"""MLflow runs: where a stage writes down what it did, and finds what was done before.
+
+With registry.py the only part that imports mlflow, and only inside functions. `connect` comes first; all
+else uses the store that it chose. Tags that find things again: `gradeflow.stage`, `gradeflow.chain` (shared
+by the stages of one chain), `gradeflow.fingerprint` (what the run's result depends on), `gradeflow.reused`
+(the run whose result stands in for this one).
+
+What a run logs goes to its outbox on disk, and from there to the store in a thread's own time: a server that is
+slow, or gone for a while, holds up nothing and loses nothing.
+"""
+
+from gradeflow.tracking.connect import connect
+from gradeflow.tracking.names import (
+    CHAIN,
+    FINGERPRINT,
+    GIT_COMMIT,
+    GIT_DIRTY,
+    PARENT,
+    REUSED,
+    STAGE,
+    VERSION,
+    metric_name,
+)
+from gradeflow.tracking.read import (
+    download_artifact,
+    find_run,
+    find_stage,
+    find_unfinished,
+    is_known,
+    read_datasets,
+    read_metrics,
+    read_tags,
+    read_text,
+)
+from gradeflow.tracking.run import Run, child_environment, note_reuse, start_run
+from gradeflow.tracking.store import environment, told
+
+__all__ = [
+    "CHAIN",
+    "FINGERPRINT",
+    "GIT_COMMIT",
+    "GIT_DIRTY",
+    "PARENT",
+    "REUSED",
+    "STAGE",
+    "VERSION",
+    "Run",
+    "child_environment",
+    "connect",
+    "download_artifact",
+    "environment",
+    "find_run",
+    "find_stage",
+    "find_unfinished",
+    "is_known",
+    "metric_name",
+    "note_reuse",
+    "read_datasets",
+    "read_metrics",
+    "read_tags",
+    "read_text",
+    "start_run",
+    "told",
+]

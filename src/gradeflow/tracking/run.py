@@ -1,0 +1,258 @@
+"""An open run, and what it is opened with."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+
+from gradeflow.errors import TrackingError, Unsent
+from gradeflow.tracking import store, traces
+from gradeflow.tracking.names import (
+    CHAIN,
+    FINGERPRINT,
+    GIT_COMMIT,
+    GIT_DIRTY,
+    PARENT,
+    REUSED,
+    STAGE,
+    VERSION,
+    metric_name,
+)
+from gradeflow.tracking.outbox import REFUSED, Outbox
+from gradeflow.tracking.sender import Sender
+from gradeflow.types import Rollout
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+DIGEST_LIMIT = 36
+OPEN_S = 10.0
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+class Run:
+    """An open MLflow run. What it logs is on disk when the call returns, and soon after in the store."""
+
+    def __init__(self, run_id: str, experiment: str, chain: str) -> None:
+        self.id = run_id
+        self.experiment = experiment
+        self.chain = chain
+        self._outbox = Outbox(store.in_use().outboxes / run_id, wait_s=OPEN_S)
+        self._sender = Sender(self._outbox)
+        self._sender.start()
+
+    def log_metrics(self, values: Mapping[str, float], step: int = 0) -> None:
+        points = {metric_name(name): float(value) for name, value in values.items()}
+        self._outbox.add({"metrics": points, "step": step, "at": _now_ms()})
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        self._outbox.add({"tags": {name: str(value) for name, value in tags.items()}})
+
+    def log_dataset(self, name: str, path: Path, digest_md5: str, context: str, rows: int) -> None:
+        """Record what the run read. `digest_md5` is DVC's, since MLflow takes at most 36 characters."""
+        if len(digest_md5) > DIGEST_LIMIT:
+            raise TrackingError(f"dataset {name}: digest {digest_md5} is longer than {DIGEST_LIMIT} characters")
+        tags = {"mlflow.data.context": context, "gradeflow.rows": str(rows)}
+        source = json.dumps({"uri": path.as_posix()})
+        self._outbox.add({"dataset": {"name": name, "digest": digest_md5, "source": source, "tags": tags}})
+
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows where the UI and `mlflow.load_table` find them; a table of that name is replaced."""
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        data = [[row.get(column) for column in columns] for row in rows]
+        self._log_text(json.dumps({"columns": columns, "data": data}), name, {"table": name})
+
+    def log_artifact(self, file: Path, folder: str | None = None) -> None:
+        self._outbox.add_file(lambda own: shutil.copy2(file, own), {"folder": folder})
+
+    def log_artifacts(self, files: Path, folder: str | None = None) -> None:
+        """Store all that a local folder holds below `folder` of the run."""
+        self._outbox.add_file(lambda own: shutil.copytree(files, own, dirs_exist_ok=True), {"folder": folder})
+
+    def log_text(self, text: str, name: str) -> None:
+        self._log_text(text, name, {})
+
+    def _log_text(self, text: str, name: str, entry: Mapping[str, str]) -> None:
+        folder, file = _split(name)
+        self._outbox.add_file(lambda own: (own / file).write_text(text, encoding="utf-8"), {"folder": folder, **entry})
+
+    def log_figure(self, figure: "matplotlib.figure.Figure", name: str) -> None:
+        folder, file = _split(name)
+        self._outbox.add_file(lambda own: figure.savefig(own / file), {"folder": folder})
+
+    def log_rollout_trace(self, rollout: Rollout, step: int, judge: str = "") -> str:
+        """Store a rollout as one trace: events as spans, the score as feedback, `judge` as the source of a verdict.
+
+        Returns the trace's id.
+        """
+        trace = traces.record(rollout, step, judge, self.id, self.experiment)
+        self._outbox.add({"trace": trace})
+        return f"tr-{trace['id']}"
+
+    def flush(self) -> bool:
+        """Wait until the store has all that was logged; False where it is away."""
+        return self._sender.drain()
+
+    def end(self, status: Status, *, soon: bool = False) -> None:
+        """Say how the run ended, and wait until the store knows, or, `soon`, some seconds.
+
+        Raises:
+            Unsent: the store is away; the next command sends what waits.
+            TrackingError: there is something that the store will never take.
+        """
+        self._outbox.add({"end": status, "at": _now_ms()})
+        sent = self._sender.drain(soon=soon)
+        self._sender.stop()
+        if not sent:
+            why = self._sender.trouble or "the tracking store does not answer"
+            raise Unsent(
+                f"{why}. What run {self.id} logged is not lost: it waits in {self._outbox.folder}, and the next "
+                f"command in this folder, such as the same one again, sends it first"
+            )
+        if refused := self._sender.refused:
+            raise TrackingError(
+                f"run {self.id}: the tracking store refused {len(refused)} of the things logged, the first because: "
+                f"{refused[0]}. They are in {self._outbox.folder / REFUSED}"
+            )
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _split(name: str) -> tuple[str | None, str]:
+    """The folder and the file of an artifact's path."""
+    path = PurePosixPath(name)
+    return (None if path.parent == PurePosixPath() else str(path.parent)), path.name
+
+
+@contextmanager
+def start_run(
+    stage: str,
+    settings_tree: Mapping[str, Any],
+    *,
+    name: str | None = None,
+    chain: str | None = None,
+    resume: str | None = None,
+    fingerprint: str | None = None,
+) -> Iterator[Run]:
+    """Open the stage's run: the one named by `resume`, else the one that `mlflow run` opened, else its own.
+
+    Settings become params (`train.learning_rate`), but only those that the run lacks: `mlflow run` has logged
+    its own spelling, and MLflow refuses a second. An exception ends the run as FAILED, Ctrl-C as KILLED.
+    """
+    with store.told():
+        run = _open(stage, settings_tree, name, chain, resume, fingerprint)
+        try:
+            yield run
+        except BaseException as error:
+            try:
+                run.end("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED", soon=True)
+            except TrackingError as more:  # what went wrong in the stage is what its user should read last
+                print(f"gradeflow: {more}", file=sys.stderr)
+            raise
+        run.end("FINISHED")
+
+
+def _open(
+    stage: str,
+    tree: Mapping[str, Any],
+    name: str | None,
+    chain: str | None,
+    resume: str | None,
+    fingerprint: str | None,
+) -> Run:
+    given = os.environ.pop("MLFLOW_RUN_ID", None)  # joined once: the process's further runs are their own
+    client = store.client()
+    run_id = resume or given or _create(stage)
+    found = client.get_run(run_id)
+    if found.info.lifecycle_stage != "active":
+        raise TrackingError(f"run {run_id} is deleted. Restore it, or start without it")
+    client.update_run(run_id, status="RUNNING", name=name)
+    chain = os.environ.get("GRADEFLOW_CHAIN") or chain or found.data.tags.get(CHAIN) or run_id
+    _log_at_once(run_id, found.data.params, tree, _tags(stage, chain, fingerprint))
+    if given and given != run_id:
+        client.set_tag(given, REUSED, run_id)
+    return Run(run_id, str(found.info.experiment_id), chain)
+
+
+def note_reuse(stage: str, run_id: str, *, chain: str | None = None) -> None:
+    """Leave a finished run in this chain that points to the earlier one whose result is used again."""
+    with start_run(stage, {}, name=f"{_title(stage, run_id)} (reused)", chain=chain) as run:
+        run.set_tags({REUSED: run_id})
+
+
+def _title(stage: str, run_id: str) -> str:
+    """A name that tells runs of one stage apart, in charts and comparisons too."""
+    return f"{stage} {run_id[:8]}"
+
+
+def _create(stage: str) -> str:
+    from mlflow.tracking.context.registry import resolve_tags
+
+    client = store.client()
+    made = client.create_run(store.in_use().experiment, tags=resolve_tags({}), run_name=stage)
+    client.update_run(made.info.run_id, name=_title(stage, made.info.run_id))
+    return str(made.info.run_id)
+
+
+def _tags(stage: str, chain: str, fingerprint: str | None) -> dict[str, str]:
+    tags = {STAGE: stage, CHAIN: chain, VERSION: version("gradeflow"), **_git_tags()}
+    if fingerprint:
+        tags[FINGERPRINT] = fingerprint
+    if parent := os.environ.get("GRADEFLOW_PARENT_RUN"):
+        tags[PARENT] = parent
+    return tags
+
+
+def _git_tags() -> dict[str, str]:
+    """Commit and dirtiness of the working folder's repository; nothing where there is none."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return {GIT_COMMIT: commit, GIT_DIRTY: str(bool(_git("status", "--porcelain"))).lower()}
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _log_at_once(run_id: str, known: Mapping[str, str], tree: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+    """What a run is found by, and its settings: without these it does not start."""
+    from mlflow.entities import Param, RunTag
+
+    client = store.client()
+    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+    lacking = [Param(key, text) for key, text in _flatten(tree, "") if key not in known]
+    for start in range(0, len(lacking), 100):
+        client.log_batch(run_id, params=lacking[start : start + 100])
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{name}.")
+        else:
+            yield metric_name(name), value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def child_environment(run: Run) -> dict[str, str]:
+    """The environment of a subprocess whose runs belong below `run` and into its chain."""
+    import mlflow
+
+    kept = {key: value for key, value in os.environ.items() if key not in {"MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"}}
+    return kept | {
+        "GRADEFLOW_PARENT_RUN": run.id,
+        "GRADEFLOW_CHAIN": run.chain,
+        "MLFLOW_TRACKING_URI": mlflow.get_tracking_uri(),
+        "MLFLOW_EXPERIMENT_ID": run.experiment,
+    }

@@ -1,0 +1,198 @@
+"""Brings what waits in an outbox to the store: in a thread for a run that goes on, at once for those that ended."""
+
+import json
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gradeflow.redact import redact
+from gradeflow.tracking import store, traces
+from gradeflow.tracking.outbox import Busy, Entry, Outbox, Part
+
+BATCH = 1000
+PACE_S = 5.0
+PAUSE_S = 15.0
+# What the store says of an entry that it will never take. BAD_REQUEST is also its word for a lost database.
+_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"})
+_TABLES = "mlflow.loggedArtifacts"
+
+
+def send_what_waits(outboxes: Path) -> None:
+    """Send what runs of this folder left unsent when they ended or were killed, as far as the store knows the runs."""
+    from mlflow.exceptions import MlflowException
+
+    for folder in sorted(outboxes.iterdir()) if outboxes.exists() else ():
+        with suppress(Busy):
+            outbox = Outbox(folder)
+            try:
+                if not outbox.is_empty():
+                    store.client().get_run(folder.name)
+                    Sender(outbox).send()
+                    _say(f"run {folder.name}: what an earlier command could not send is in the tracking store")
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+            finally:
+                outbox.close()
+
+
+class Sender:
+    """Sends the entries of one run, each until the store takes or refuses it. `trouble` says why it does not answer.
+
+    At the run's end nothing may get through for `away_s` to a store that is away, and for `slow_s` to one that has
+    neither taken nor failed what it was sent last; for `soon_s`, where its user waits for the command to end.
+    """
+
+    away_s, slow_s, soon_s = 15.0, 120.0, 5.0
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        self.refused: list[str] = []
+        self.trouble = ""
+        self._run = outbox.folder.name
+        self._client = store.client()
+        self._part: Part | None = None
+        self._left: deque[Entry] = deque()
+        self._moved = time.monotonic()
+        self._wake = threading.Event()
+        self._hurry = self._ending = False
+        self._thread = threading.Thread(target=self._work, name=f"sender of run {self._run}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def drain(self, *, soon: bool = False) -> bool:
+        """Wait until the store has all; False when it takes too long."""
+        began = time.monotonic()
+        self._hurry = True
+        self._wake.set()
+        while not self.outbox.is_empty():
+            limit = self.soon_s if soon else self.away_s if self.trouble else self.slow_s
+            if time.monotonic() - max(began, self._moved) > limit:
+                return False
+            time.sleep(0.002)
+        self._hurry = False
+        return True
+
+    def stop(self) -> None:
+        """End the thread and close the outbox; where it waits for the store, when that has answered or failed."""
+        self._ending = True
+        self._wake.set()
+        self._thread.join(timeout=1.0)
+
+    def send(self) -> None:
+        """Send all that waits. Whatever the store raises passes, and what it has not taken stays."""
+        while part := self._part or self._take():
+            while self._left:
+                self._send_or_refuse(self._left[0])
+                self._left.popleft()
+                self._moved = time.monotonic()
+            part.remove()
+            self._part = None
+
+    def _take(self) -> Part | None:
+        if part := self.outbox.take():
+            self._part, self._left = part, deque(in_batches(part.entries()))
+        return part
+
+    def _work(self) -> None:
+        pause = PACE_S
+        while not self._ending:
+            self._wake.wait(PACE_S / 4 if self._hurry else pause)
+            self._wake.clear()
+            try:
+                self.send()
+            except Exception as error:  # noqa: BLE001 - stores raise what they like; it is said, and tried again
+                self._failed(error)
+                pause = min(2 * pause, PAUSE_S)
+            else:
+                self._answered()
+                pause = PACE_S
+        self.outbox.close()
+
+    def _failed(self, error: Exception) -> None:
+        before, self.trouble = self.trouble, redact(f"{self._client.tracking_uri}: {store.one_line(error)}")
+        if not before:
+            _say(f"{self.trouble}. The run goes on; what it logs waits in {self.outbox.folder}")
+
+    def _answered(self) -> None:
+        if self.trouble:
+            _say("the tracking store answers again, and has all that waited")
+        self.trouble = ""
+
+    def _send_or_refuse(self, entry: Entry) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._send(entry)
+        except MlflowException as error:
+            if error.error_code not in _REFUSALS:
+                raise
+            points = entry.get("points", ())
+            if (half := len(points) // 2) > 0:
+                self._send_or_refuse({"points": points[:half]})
+                self._send_or_refuse({"points": points[half:]})
+            else:
+                self.refused.append(store.one_line(error))
+                self.outbox.refuse(entry, self.refused[-1])
+
+    def _send(self, entry: Entry) -> None:
+        from mlflow.entities import Metric, RunTag
+
+        match entry:
+            case {"points": points}:
+                self._client.log_batch(self._run, metrics=[Metric(*point) for point in points])
+            case {"tags": tags}:
+                self._client.log_batch(self._run, tags=[RunTag(name, value) for name, value in tags.items()])
+            case {"dataset": dataset}:
+                self._send_dataset(dataset)
+            case {"file": file, "folder": folder}:
+                self._send_files(file, folder)
+            case {"trace": trace}:
+                traces.send(trace, self._client.tracking_uri)
+            case {"end": status, "at": at}:
+                self._client.set_terminated(self._run, "FAILED" if self.refused else status, end_time=at)
+            case _:
+                raise ValueError(f"an entry that no one knows how to send: {sorted(entry)}")
+        if "table" in entry:
+            self._list_table(entry["table"])
+
+    def _send_dataset(self, dataset: Mapping[str, Any]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        read = Dataset(dataset["name"], dataset["digest"], source_type="local", source=dataset["source"])
+        tags = [InputTag(key, value) for key, value in dataset["tags"].items()]
+        self._client.log_inputs(self._run, datasets=[DatasetInput(read, tags=tags)])
+
+    def _send_files(self, name: str, folder: str | None) -> None:
+        assert self._part
+        self._client.log_artifacts(self._run, str(self._part.folder / name), folder)
+
+    def _list_table(self, name: str) -> None:
+        """Put the table on the list that `mlflow.load_table` and the UI read."""
+        listed = json.loads(self._client.get_run(self._run).data.tags.get(_TABLES, "[]"))
+        if (table := {"path": name, "type": "table"}) not in listed:
+            self._client.set_tag(self._run, _TABLES, json.dumps([*listed, table]))
+
+
+def in_batches(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """All metrics as few batches of points, then the rest in its order."""
+    points: list[tuple[str, float, int, int]] = []
+    rest: list[Entry] = []
+    for entry in entries:
+        if "metrics" in entry:
+            points += [(name, value, entry["at"], entry["step"]) for name, value in entry["metrics"].items()]
+        else:
+            rest.append(entry)
+    for start in range(0, len(points), BATCH):
+        yield {"points": points[start : start + BATCH]}
+    yield from rest
+
+
+def _say(line: str) -> None:
+    print(f"gradeflow: {line}", file=sys.stderr, flush=True)
