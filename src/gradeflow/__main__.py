@@ -201,6 +201,31 @@ passes, where the lower bound of the false positives is above judge.max_false_po
 train.max_fault_share have no verdict. Replies kept from earlier runs do not count. The MLflow run has the cases, the
 figures and a plot.""",
     ),
+    "watch": Command(
+        "commands.watch",
+        "how a training run is doing, live in the terminal: `watch`, or `watch RUN`",
+        ("tracking",),
+        (
+            Input(
+                "run", "id or name of a train_grpo run, or a part of its name; empty: the newest", "", positional=True
+            ),
+            Input("once", "print it once and end, as where the output is no terminal", default=False, kind="flag"),
+        ),
+        more="""\
+  gradeflow watch                  the newest training run, until it ends; Ctrl-C ends watch, not the run
+  gradeflow watch 3f2a91c0         the one of that name, running or not
+  gradeflow watch --once           as it is now, as plain text
+
+All of it is read from MLflow, so that a run on another machine can be watched: tracking.uri names the server. What is
+shown is the mean of the newest 20 steps, and beside it the course of the whole run, from left to right.
+
+  unscored         rollouts without a score for a fault: they count neither right nor wrong
+  valid            workflows that were right as written
+  dead groups      groups without two different scores, from which nothing is learnt
+  validation       accuracy of greedy workflows on held-out questions; the best checkpoint by it is the result
+  nothing new ...  the run has no end and logs nothing: it was killed, or hangs, or its server was away. The command
+                   that started it goes on from the last checkpoint""",
+    ),
     "profile": Command(
         "commands.profile",
         "settings for real hardware: `profile list`, `profile use NAME`, `profile import FILE [FILE]`",
@@ -282,6 +307,8 @@ def parse(name: str, command: Command, argv: Sequence[str]) -> tuple[dict[str, A
             options = {"action": "store_true"}
         elif not given.positional:
             options |= {"required": True} if given.default is ... else {"default": given.default}
+        elif given.default is not ...:
+            options |= {"nargs": "?", "default": given.default}
         parser.add_argument(given.name if given.positional else f"--{given.name}", **options)
     typed, dotted = _dotted(list(argv))
     known, unknown = parser.parse_known_args(typed)

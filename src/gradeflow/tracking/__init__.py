@@ -12,6 +12,7 @@ slow, or gone for a while, holds up nothing and loses nothing.
 from gradeflow.tracking.connect import connect
 from gradeflow.tracking.names import (
     CHAIN,
+    ERROR,
     FINGERPRINT,
     GIT_COMMIT,
     GIT_DIRTY,
@@ -22,12 +23,17 @@ from gradeflow.tracking.names import (
     metric_name,
 )
 from gradeflow.tracking.read import (
+    Facts,
+    Point,
     download_artifact,
     find_run,
     find_stage,
     find_unfinished,
     is_known,
+    newest_run,
     read_datasets,
+    read_facts,
+    read_history,
     read_metrics,
     read_tags,
     read_text,
@@ -37,6 +43,7 @@ from gradeflow.tracking.store import environment, told
 
 __all__ = [
     "CHAIN",
+    "ERROR",
     "FINGERPRINT",
     "GIT_COMMIT",
     "GIT_DIRTY",
@@ -44,6 +51,8 @@ __all__ = [
     "REUSED",
     "STAGE",
     "VERSION",
+    "Facts",
+    "Point",
     "Run",
     "child_environment",
     "connect",
@@ -54,8 +63,11 @@ __all__ = [
     "find_unfinished",
     "is_known",
     "metric_name",
+    "newest_run",
     "note_reuse",
     "read_datasets",
+    "read_facts",
+    "read_history",
     "read_metrics",
     "read_tags",
     "read_text",

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -12,6 +13,29 @@ from gradeflow.tracking.names import CHAIN, FINGERPRINT, REUSED, STAGE
 
 if TYPE_CHECKING:
     import mlflow
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A metric's value at a step; `at` is when, in seconds since the epoch."""
+
+    value: float
+    step: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one request tells of a run. `ended` is None while it runs; `latest` has each metric's newest point."""
+
+    id: str
+    name: str
+    status: str
+    started: float
+    ended: float | None
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    latest: Mapping[str, Point]
 
 
 def find_run(stage: str, fingerprint: str) -> str | None:
@@ -36,6 +60,13 @@ def find_stage(stage: str, chain: str | None = None) -> str | None:
     else:
         found = _newest({STAGE: stage}, "status = 'FINISHED'", _own_experiments())
     return read_tags(found).get(REUSED, found) if found else None
+
+
+def newest_run(stage: str, named: str = "") -> str | None:
+    """The newest run of a stage in the project's experiments, or in all, of those that have `named` in their name."""
+    if named:
+        return _newest({STAGE: stage}, f"run_name LIKE '%{named}%'", _all_experiments())
+    return _newest({STAGE: stage}, "status != 'SCHEDULED'", _own_experiments())
 
 
 @store.told()
@@ -106,6 +137,32 @@ def read_datasets(run_id: str) -> dict[str, str]:
     """What a run read: name -> digest of each dataset."""
     inputs = _get(run_id).inputs
     return {used.dataset.name: used.dataset.digest for used in (inputs.dataset_inputs if inputs else [])}
+
+
+@store.told()
+def read_facts(run_id: str) -> Facts:
+    found = _get(run_id)
+    return Facts(
+        run_id,
+        str(found.info.run_name),
+        str(found.info.status),
+        found.info.start_time / 1000,
+        found.info.end_time / 1000 if found.info.end_time else None,
+        found.data.params,
+        found.data.tags,
+        {one.key: _point(one) for one in found.data._metric_objs},  # noqa: SLF001 - `metrics` leaves the steps out
+    )
+
+
+@store.told()
+def read_history(run_id: str, metric: str) -> list[Point]:
+    """All points of a metric, by step; of several for one step, as a resumed run may have, the newest."""
+    found = sorted(map(_point, store.client().get_metric_history(run_id, metric)), key=lambda point: point.at)
+    return sorted({point.step: point for point in found}.values(), key=lambda point: point.step)
+
+
+def _point(metric: "mlflow.entities.Metric") -> Point:
+    return Point(metric.value, metric.step, metric.timestamp / 1000)
 
 
 def _get(run_id: str) -> "mlflow.entities.Run":

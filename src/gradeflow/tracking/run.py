@@ -12,10 +12,12 @@ from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from gradeflow.errors import TrackingError, Unsent
+from gradeflow.errors import GradeflowError, TrackingError, Unsent
+from gradeflow.redact import redact
 from gradeflow.tracking import store, traces
 from gradeflow.tracking.names import (
     CHAIN,
+    ERROR,
     FINGERPRINT,
     GIT_COMMIT,
     GIT_DIRTY,
@@ -153,12 +155,21 @@ def start_run(
         try:
             yield run
         except BaseException as error:
+            run.set_tags({ERROR: _said(error)})
             try:
                 run.end("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED", soon=True)
             except TrackingError as more:  # what went wrong in the stage is what its user should read last
                 print(f"gradeflow: {more}", file=sys.stderr)
             raise
         run.end("FINISHED")
+
+
+def _said(error: BaseException) -> str:
+    """In one line: what the command ends with, or the kind of a bug."""
+    said = " ".join(str(error).split())
+    if not isinstance(error, GradeflowError):
+        said = f"{type(error).__name__}: {said}".rstrip(": ")
+    return str(redact(said))[:1000]
 
 
 def _open(
@@ -176,6 +187,8 @@ def _open(
     if found.info.lifecycle_stage != "active":
         raise TrackingError(f"run {run_id} is deleted. Restore it, or start without it")
     client.update_run(run_id, status="RUNNING", name=name)
+    if ERROR in found.data.tags:
+        client.delete_tag(run_id, ERROR)
     chain = os.environ.get("GRADEFLOW_CHAIN") or chain or found.data.tags.get(CHAIN) or run_id
     _log_at_once(run_id, found.data.params, tree, _tags(stage, chain, fingerprint))
     if given and given != run_id:
