@@ -188,6 +188,19 @@ def test_a_terminal_follows_the_run_until_it_ends(
     assert said.index("no step yet") < said.index("finished after") < said.rindex("step 40/40")
 
 
+def test_ctrl_c_ends_watch_and_not_the_run(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: watch.Watched) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch, "EVERY_S", 0.0)
+    monkeypatch.setattr(watch.Watched, "look_again", interrupt)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    uri = f"sqlite:///{store / 'mlflow.db'}"
+    with tracking.start_run("train_grpo", SETTINGS) as run:
+        watch.main(params.load(SOURCES.parents[1] / "params.yaml", {"tracking.uri": uri}), run=run.id, once=False)
+        assert tracking.read_facts(run.id).status == "RUNNING"
+
+
 def test_a_server_that_goes_away_is_said_and_asked_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tracking.start_run("train_grpo", SETTINGS) as run:
         pass

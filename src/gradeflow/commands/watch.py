@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,7 +76,8 @@ def main(params: Params, *, run: str, once: bool) -> None:
     if once or not sys.stdout.isatty():
         console.print(view(watched, time.time()))
         return
-    with Live(view(watched, time.time()), console=console, auto_refresh=False) as live:
+    live = Live(view(watched, time.time()), console=console, auto_refresh=False)
+    with suppress(KeyboardInterrupt), live:  # how one stops watching
         while watched.facts.status == "RUNNING":
             time.sleep(EVERY_S)
             watched.look_again()

@@ -27,7 +27,7 @@ from gradeflow.tracking.names import (
     VERSION,
     metric_name,
 )
-from gradeflow.tracking.outbox import REFUSED, Outbox
+from gradeflow.tracking.outbox import Outbox
 from gradeflow.tracking.sender import Sender
 from gradeflow.types import Rollout
 
@@ -118,11 +118,8 @@ class Run:
                 f"{why}. What run {self.id} logged is not lost: it waits in {self._outbox.folder}, and the next "
                 f"command in this folder, such as the same one again, sends it first"
             )
-        if refused := self._sender.refused:
-            raise TrackingError(
-                f"run {self.id}: the tracking store refused {len(refused)} of the things logged, the first because: "
-                f"{refused[0]}. They are in {self._outbox.folder / REFUSED}"
-            )
+        if self._sender.refused:
+            raise TrackingError(self._sender.refusals())
 
 
 def _now_ms() -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gradeflow.redact import redact
 from gradeflow.tracking import store, traces
-from gradeflow.tracking.outbox import Busy, Entry, Outbox, Part
+from gradeflow.tracking.outbox import REFUSED, Busy, Entry, Outbox, Part
 
 BATCH = 1000
 PACE_S = 5.0
@@ -32,8 +32,11 @@ def send_what_waits(outboxes: Path) -> None:
             try:
                 if not outbox.is_empty():
                     store.client().get_run(folder.name)
-                    Sender(outbox).send()
-                    _say(f"run {folder.name}: what an earlier command could not send is in the tracking store")
+                    _say(f"sending what an earlier command logged in run {folder.name} and could not send")
+                    sender = Sender(outbox)
+                    sender.send()
+                    if sender.refused:
+                        _say(sender.refusals())
             except MlflowException as error:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
@@ -99,6 +102,12 @@ class Sender:
         if part := self.outbox.take():
             self._part, self._left = part, deque(in_batches(part.entries()))
         return part
+
+    def refusals(self) -> str:
+        return (
+            f"run {self._run}: the tracking store refused {len(self.refused)} of the things logged, the first because: "
+            f"{self.refused[0]}. They are in {self.outbox.folder / REFUSED}"
+        )
 
     def _work(self) -> None:
         pause = PACE_S
