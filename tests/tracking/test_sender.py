@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -145,7 +146,7 @@ def test_a_server_that_stays_away_leaves_everything_to_the_next_command(
     tracking.connect(SETTINGS, store)
     check_all(run, range(1))
     assert tracking.find_run("gone", "f-gone") == run.id
-    assert f"run {run.id}: what an earlier command could not send is in the tracking store" in capsys.readouterr().err
+    assert f"sending what an earlier command logged in run {run.id} and could not send" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_not_held_up_by_a_server_that_is_gone(
@@ -202,6 +203,55 @@ with tracking.start_run("killed", {{}}, fingerprint="f-killed") as run:
     with tracking.start_run("killed", {}, resume=resume, fingerprint="f-killed") as run:
         run.log_metrics({"a": 3000.0}, 3000)
     assert history(run.id, "a") == [(step, float(step)) for step in range(3001)]
+
+
+LOGGER = """
+import os, random, signal, sys, threading, time
+from pathlib import Path
+from gradeflow import params, tracking
+from gradeflow.tracking import sender
+
+def die():
+    time.sleep(random.uniform(0.0, 0.1))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+last = int(sys.argv[1])
+sender.PACE_S = 0.02
+journal = Path("journal.txt")
+tracking.connect(params.Tracking(uri="", experiment="killed"), Path())
+resume = tracking.find_unfinished("killed", "often")
+run = tracking.start_run("killed", {}, resume=resume, fingerprint="often")
+with run as run, journal.open("a", buffering=1) as file:
+    done = sum(line.startswith("end") for line in journal.read_text().splitlines())
+    for step in range(done, 250):
+        if step == last:
+            threading.Thread(target=die, daemon=True).start()
+        print(f"begin {step}", file=file)
+        run.log_metrics({"a": float(step)}, step)
+        run.log_text(str(step), f"steps/{step % 50}.txt")
+        print(f"end {step}", file=file)
+        time.sleep(0.002)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_often_has_everything_once_at_its_end(store: Path, tmp_path: Path) -> None:
+    """Killed while it logs or sends, at random; only the step that a kill cut off may be there for each try of it."""
+    kills = (60, 150)
+    for last in (*kills, 1000):
+        ended = subprocess.run([sys.executable, "-c", LOGGER, str(last)], cwd=tmp_path, check=False)
+        assert ended.returncode == (-signal.SIGKILL if last in kills else 0)
+    run = tracking.find_run("killed", "often")  # MLflow hands its store down to subprocesses
+    assert run
+    tries = Counter(
+        int(line.split()[1]) for line in (tmp_path / "journal.txt").read_text().splitlines() if line[0] == "b"
+    )
+    found = Counter(step for step, _ in history(run, "a"))
+    assert set(found) == set(range(250))
+    assert sum(tries.values()) <= 250 + len(kills)
+    assert all(1 <= found[step] <= tries[step] for step in found)
+    assert [tracking.read_text(run, f"steps/{number}.txt") for number in range(50)] == [str(200 + n) for n in range(50)]
+    assert not list((tmp_path / ".gradeflow" / "outbox").iterdir())
 
 
 def test_what_was_sent_already_is_stored_once(store: Path, tmp_path: Path) -> None:

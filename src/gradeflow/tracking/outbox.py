@@ -109,7 +109,7 @@ class Outbox:
         with self._lock:
             self._seal()
             if not self._parts() and not (self.folder / REFUSED).exists():
-                shutil.rmtree(self.folder)
+                shutil.rmtree(self.folder, ignore_errors=True)  # another process may just be opening it
             os.close(self._owner)
             _held.discard(self.folder)
 
