@@ -1,15 +1,19 @@
 """Adapters on one base: an evaluation of all of them beside one `lm_eval` command for each, in one run, reply by reply.
 
-    gradeflow base && python perf/evaluate.py --adapters 8
+    python perf/evaluate.py --adapters 8
     make vllm && python perf/evaluate.py --adapters 8 --backend vllm
+    python perf/evaluate.py --adapters 1 --hidden 800 --layers 12 --rounds 3
 
-Base is the embedded one, adapters have random weights, the task asks the held-out questions of data/mixed. No reply is
-kept from one run to the next. Ours is timed with its preflight and the start of its worker; the preflight is also shown
-alone.
+Base and adapters have random weights, the base in the shape of the embedded one or another; the task asks the embedded
+curriculum's held-out questions. No reply is kept from one run to the next. Ours is timed with its preflight and the
+start of its worker; the preflight is also shown alone.
 """
 
 import argparse
+import itertools
 import json
+import math
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,11 +23,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradeflow import adapter, dataset, models, params
+from gradeflow import adapter, models, sources
+from gradeflow.embedded import curriculum
 from gradeflow.evaluation import preflight, process, results, samples, tasks
 from gradeflow.evaluation.plan import Backend, Plan, Subject
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support import tiny
 from support.evaluation import save_adapter
 
 TASK = """\
@@ -85,12 +91,17 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--backend", choices=["hf", "vllm"], default="hf")
     parser.add_argument("--questions", type=int, default=50)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=1, help="of one command beside ours; the median counts")
     given = parser.parse_args()
     backend: Backend = given.backend
-    settings = params.load()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        rows = [example.to_row() for example in dataset.read("test").examples[: given.questions]]
+        settings = tiny.settings(folder, size=(given.hidden, given.layers))
+        each = -(-given.questions // len(curriculum.SOURCES))
+        made = (sources.made(source, "test", 7) for source in curriculum.SOURCES)
+        rows = [example.to_row() for own in made for example in itertools.islice(own, each)][: given.questions]
         file = folder / "rows.jsonl"
         file.write_text(
             "".join(json.dumps({key: row[key] for key in ("problem", "ground_truth")}) + "\n" for row in rows)
@@ -113,18 +124,30 @@ def main() -> None:
             params=settings.model_copy(update={"evaluate": evaluate}),
             out=str(folder / "all"),
         )
-        print(f"{given.adapters} adapters, {len(rows)} questions, {backend}\n", flush=True)
-        single = replace(plan, subjects=subjects[:1], out=str(folder / "one"))
-        seconds = [command(plan, subject, folder / "lm_eval" / subject.name) for subject in subjects]
-        one, looked = ours(single)
+        weights = sum(math.prod(shape) for shape in adapter.base_shapes(Path(plan.base)).values())
+        print(
+            f"{given.adapters} adapters, {len(rows)} questions, {backend}, {weights / 1e6:.1f}M weights\n", flush=True
+        )
         print(f"{'':34}{'seconds':>9}{'ratio':>8}  equal replies", flush=True)
-        print(f"{'one lm_eval command':34}{seconds[0]:9.1f}{1:8.2f}")
-        said = same(single, subjects[:1], folder / "lm_eval")
-        print(f"{f'ours, preflight {looked:.1f} s of it':34}{one:9.1f}{one / seconds[0]:8.2f}  {said}", flush=True)
-        together, looked = ours(plan)
-        print(f"{f'{given.adapters} lm_eval commands':34}{sum(seconds):9.1f}{1:8.2f}")
-        said = same(plan, subjects, folder / "lm_eval")
-        print(f"{f'ours, preflight {looked:.1f} s of it':34}{together:9.1f}{together / sum(seconds):8.2f}  {said}")
+        theirs, own = [], []
+        for number in range(given.rounds):
+            alone = replace(plan, subjects=subjects[:1], out=str(folder / f"alone-{number}"))
+            theirs.append(command(alone, subjects[0], folder / f"lm_eval-{number}" / subjects[0].name))
+            own.append(ours(alone))
+            said = same(alone, subjects[:1], folder / f"lm_eval-{number}")
+        told("one lm_eval command", statistics.median(theirs), statistics.median(theirs))
+        seconds, looked = statistics.median(one for one, _ in own), statistics.median(one for _, one in own)
+        told(f"ours, preflight {looked:.1f} s of it", seconds, statistics.median(theirs), said)
+        if given.adapters > 1:
+            rest = sum(command(plan, subject, folder / "lm_eval-0" / subject.name) for subject in subjects[1:])
+            told(f"{given.adapters} lm_eval commands", theirs[0] + rest, theirs[0] + rest)
+            together, looked = ours(plan)
+            said = same(plan, subjects, folder / "lm_eval-0")
+            told(f"ours, preflight {looked:.1f} s of it", together, theirs[0] + rest, said)
+
+
+def told(what: str, seconds: float, theirs: float, said: str = "") -> None:
+    print(f"{what:34}{seconds:9.1f}{seconds / theirs:8.2f}  {said}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,13 @@ from support.chat_server import ChatServer
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch, TRL and lm-eval warn in many ways, none of them ours
 ]
-SMALL = {**tiny.TWO_STEPS, "train__val_samples": 8, "train__trace_rollouts": 1}
+SMALL = {
+    **tiny.TWO_STEPS,
+    "train__val_samples": 8,
+    "train__trace_rollouts": 1,
+    "evaluate__limit": 4,
+    "evaluate__after_training": True,
+}
 
 
 def answer(messages: list[dict[str, str]]) -> str:
@@ -115,10 +121,9 @@ def test_the_same_training_is_not_done_twice(
 def test_training_evaluates_by_itself_when_it_ends_where_that_is_asked_for(
     trained: tuple[Path, Params, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the command, whose settings are those of a training that is done."""
+    """By the command; the training itself is done already."""
     folder, settings, run = trained
     changes = tiny.changes(folder, models__base__url=settings.models["base"].url, **SMALL)
-    changes |= {"evaluate.after_training": "true", "evaluate.limit": "4"}
     cli.main(["train_grpo", "--params", str(tiny.ROOT / "params.yaml"), *(f"--{k}={v}" for k, v in changes.items())])
     assert tracking.find_stage("train_grpo") == run
     found = tracking.find_stage("evaluate")

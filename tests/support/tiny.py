@@ -30,15 +30,17 @@ def changes(folder: Path, **overrides: object) -> dict[str, str]:
     }
 
 
-def settings(folder: Path, *, taught: bool = False, **overrides: object) -> params.Params:
-    """The repository's settings on a tiny base in `folder`, made at the first call.
+def settings(
+    folder: Path, *, taught: bool = False, size: tuple[int, int] = (64, 2), **overrides: object
+) -> params.Params:
+    """The repository's settings on a tiny base in `folder`, made at the first call; `size` is hidden size and layers.
 
     Random weights, or, `taught`, some seconds of lessons in writing workflows.
     """
     found = params.load(ROOT / "params.yaml", changes(folder, **overrides))
     base = folder / "tiny-base"
     if not base.exists():
-        small = found.base.model_copy(update={"hidden_size": 64, "layers": 2})
+        small = found.base.model_copy(update=dict(zip(("hidden_size", "layers"), size, strict=True)))
         lessons = list(itertools.islice(curriculum.lessons(0), 8000 if taught else 400))
         words = teach.tokenizer(lessons, small.vocabulary)
         model = teach.blank_model(small, words)
