@@ -24,13 +24,8 @@ from support.chat_server import ChatServer
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch, TRL and lm-eval warn in many ways, none of them ours
 ]
-SMALL = {
-    **tiny.TWO_STEPS,
-    "train__val_samples": 8,
-    "train__trace_rollouts": 1,
-    "evaluate__limit": 4,
-    "evaluate__after_training": True,
-}
+SMALL = {**tiny.TWO_STEPS, "train__val_samples": 8, "train__trace_rollouts": 1}
+THEN_EVALUATED = {**SMALL, "evaluate__limit": 4, "evaluate__after_training": True}
 
 
 def answer(messages: list[dict[str, str]]) -> str:
@@ -52,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
     tiny.project(folder)
     with pytest.MonkeyPatch.context() as patch, ChatServer(answer) as server:
         patch.chdir(folder)
-        settings = tiny.settings(folder, taught=True, models__base__url=server.url, **SMALL)
+        settings = tiny.settings(folder, taught=True, models__base__url=server.url, **THEN_EVALUATED)
         train_grpo.main(settings)
         run = tracking.find_stage("train_grpo")
         assert run is not None
@@ -123,7 +118,7 @@ def test_training_evaluates_by_itself_when_it_ends_where_that_is_asked_for(
 ) -> None:
     """By the command; the training itself is done already."""
     folder, settings, run = trained
-    changes = tiny.changes(folder, models__base__url=settings.models["base"].url, **SMALL)
+    changes = tiny.changes(folder, models__base__url=settings.models["base"].url, **THEN_EVALUATED)
     cli.main(["train_grpo", "--params", str(tiny.ROOT / "params.yaml"), *(f"--{k}={v}" for k, v in changes.items())])
     assert tracking.find_stage("train_grpo") == run
     found = tracking.find_stage("evaluate")
