@@ -29,7 +29,7 @@ from gradeflow.workflow.run import FAILURES
 # A file in checkpoints that have been validated.
 VALIDATED = "validated"
 FAULTS = "faults/"
-SECTIONS = ("train", "base", "models", "workflow", "judge", "scorer", "sandbox", "evaluate")
+SECTIONS = ("train", "base", "models", "workflow", "judge", "scorer", "sandbox")
 
 
 def main(params: Params) -> None:
@@ -160,7 +160,7 @@ class Watcher:
             self.course.tokenizer,
             prompts,
             max_tokens=self.params.train.max_completion_tokens,
-            batch_size=self.params.evaluate.batch_size or 64,
+            batch_size=self.params.train.prompts_per_step * self.params.train.group_size,
         )
         graded = self.course.background.run(
             self.course.environment.grade_all(list(zip(texts, self.validation, strict=True)))
