@@ -10,6 +10,7 @@ GradeflowError
 │   ├── GraderError    a grader crashed on a submission that it should have judged
 │   └── TooManyFaults  so many of these that a stage stopped, to go on later
 ├── AuditError         a judge calls wrong answers right
+├── CollapseError      a policy collapsed again and again in training
 ├── EvaluationError    an evaluation has no whole results: none, half of them, of another version, or out of time
 ├── AdapterError       an adapter's files are missing, broken, do nothing, or belong to another base
 ├── TrackingError      the MLflow server or store cannot be used
@@ -74,6 +75,9 @@ class TooManyFaults(Fault):
 
 
 class AuditError(GradeflowError): ...
+
+
+class CollapseError(GradeflowError): ...
 
 
 class EvaluationError(GradeflowError):

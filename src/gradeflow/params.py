@@ -191,6 +191,17 @@ class Lora(Section):
     target_modules: list[str] = setting("linear layers that get an adapter", min_length=1)
 
 
+class Guard(Section):
+    """Goes back to the last healthy adapter when the policy has collapsed."""
+
+    enabled: bool = setting("watch for a collapse")
+    window: Positive = setting("steps over which figures are averaged, and for which an adapter must prove healthy")
+    patience: Positive = setting("steps in a row that a collapse must last")
+    reward_drop: float = setting("share of the best mean reward that a collapse costs at least", gt=0, le=1)
+    learning_rate_factor: float = setting("what the learning rate is multiplied by at each return", gt=0, le=1)
+    max_rollbacks: Count = setting("returns to a healthy adapter before training stops with an error")
+
+
 class Train(Section):
     max_steps: Positive = setting("optimizer steps")
     seed: int = setting("seed of sampling, initialisation and order")
@@ -230,6 +241,7 @@ class Train(Section):
     trace_rollouts: Count = setting("rollouts logged as a trace, per validation")
     dtype: Literal["float32", "bfloat16"] = setting("precision of the policy's weights")
     gradient_checkpointing: bool = setting("less memory for more time")
+    guard: Guard
     lora: Lora
 
 

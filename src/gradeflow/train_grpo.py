@@ -20,7 +20,7 @@ from gradeflow.errors import TooManyFaults
 from gradeflow.grpo import checkpoint, loop
 from gradeflow.grpo import environment as environments
 from gradeflow.grpo.environment import WorkflowEnvironment
-from gradeflow.grpo.rollouts import Batch, different_scores
+from gradeflow.grpo.rollouts import Batch
 from gradeflow.grpo.sample import complete, policy_prompts
 from gradeflow.params import Params
 from gradeflow.types import Example, Rollout, Sample
@@ -148,6 +148,10 @@ class Watcher:
             self._keep(folder, number, score)
         (folder / VALIDATED).touch()
 
+    def collapse(self, number: int, reason: str) -> None:
+        self.run.set_tags({f"gradeflow.collapse.step_{number}": reason})
+        self.progress.console.print(f"step {number}: collapsed: {reason}")
+
     def validate(self, number: int) -> float:
         with models.leaving_room():
             return self._validate(number)
@@ -222,8 +226,8 @@ def step_metrics(number: int, logs: Mapping[str, float], batch: Batch, operators
     Counts and means are over all groups of the step, those that taught nothing too.
     What did not happen counts 0: left out, it would keep its last value in MLflow, and be missing beside other runs.
     """
-    asked = [*batch.groups, *batch.replaced]
-    rollouts = [rollout for group in asked for rollout in group]
+    rollouts = [rollout for group in batch.asked for rollout in group]
+    figures = batch.figures()
     samples = [rollout.sample for rollout in rollouts]
     scored = [sample for sample in samples if sample.score is not None]
     scores = [sample.score or 0.0 for sample in scored]
@@ -241,15 +245,15 @@ def step_metrics(number: int, logs: Mapping[str, float], batch: Batch, operators
         "train/waited_seconds": batch.waited,
         "train/staleness": statistics.fmean(staleness),
         "train/staleness_max": float(max(staleness)),
-        "train/completion_tokens": statistics.fmean(len(turn.mask) for one in rollouts for turn in one.turns),
-        "train/dead_group_share": _share(len(different_scores(group)) < 2 for group in asked),
+        "train/completion_tokens": figures["completion_tokens"],
+        "train/dead_group_share": figures["dead_group_share"],
         "train/num_total": float(len(samples)),
         "train/num_correct": float(sum(score == 1 for score in scores)),
-        "rollouts/valid_share": _share(sample.valid for sample in samples),
+        "rollouts/valid_share": figures["valid_share"],
     }
     if scores:
         metrics |= {
-            "train/avg_reward": statistics.fmean(scores),
+            "train/avg_reward": figures["reward"],
             "train/max_reward": max(scores),
             "train/min_reward": min(scores),
             "train/accuracy": _share(score == 1 for score in scores),
@@ -268,7 +272,7 @@ def step_metrics(number: int, logs: Mapping[str, float], batch: Batch, operators
     metrics["judge/count"] = float(len(judged))
     if judged:
         metrics["judge/score"] = statistics.fmean(judged)
-    metrics |= {name: value for name, value in logs.items() if name.startswith("judge/")}
+    metrics |= {name: value for name, value in logs.items() if name.startswith(("judge/", "guard/"))}
     failures = dict.fromkeys(FAILURES, 0) | _counts(s.failure for s in samples)
     metrics |= {f"failures/{name}": float(count) for name, count in failures.items()}
     return metrics | {f"operators/{name}": _share(name in sample.operators for sample in samples) for name in operators}
@@ -276,7 +280,7 @@ def step_metrics(number: int, logs: Mapping[str, float], batch: Batch, operators
 
 def fault_metrics(batch: Batch, causes: Collection[str]) -> dict[str, float]:
     """What share of all rollouts of a step has no score, replaced ones too, and for which causes."""
-    samples = [rollout.sample for group in (*batch.groups, *batch.replaced) for rollout in group]
+    samples = [rollout.sample for group in batch.asked for rollout in group]
     counts = dict.fromkeys(causes, 0) | _counts(sample.fault for sample in samples)
     return {
         "rollouts/replaced_groups": float(len(batch.replaced)),

@@ -198,3 +198,16 @@ def test_what_breaks_in_an_episode_is_raised_and_nobody_is_waited_for() -> None:
         with pytest.raises(ZeroDivisionError):
             found.take(0, 1.0, nothing)
         assert writer.asking == 0
+
+
+def test_what_is_on_its_way_can_be_thrown_away_and_asked_again_of_another_policy() -> None:
+    """An interruption right then, too, loses no question."""
+    with rollouts(Grader(lambda _: GOOD), train__staleness=1) as (found, writer):
+        found.take(0, 1.0, nothing)
+        on_their_way, seeds = found.state()["again"], writer.seeds[-2 * GROUP :]
+        found.start_again()
+        assert found.state()["again"] == on_their_way
+        batch = found.take(1, 1.0, nothing)
+        assert [group[0].example.id for group in batch.groups] == on_their_way
+        assert {one.version for one in batch.rollouts} == {1}
+        assert sorted(writer.seeds[2 * 2 * GROUP : 3 * 2 * GROUP]) == sorted(seeds)

@@ -17,6 +17,7 @@ from gradeflow.grpo import checkpoint, trainer
 from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.policy import LocalPolicy
 from gradeflow.grpo.questions import Questions
+from gradeflow.grpo.rollback import Rollback
 from gradeflow.grpo.rollouts import Batch, Rollouts
 from gradeflow.types import Example
 
@@ -31,6 +32,9 @@ class Watcher(Protocol):
     def step(self, number: int, logs: Mapping[str, float], batch: Batch) -> None: ...
 
     def checkpoint(self, number: int, adapter: Path) -> None: ...
+
+    def collapse(self, number: int, reason: str) -> None:
+        """The policy had collapsed; where it goes on from is in the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +91,25 @@ def train(course: Course, settings: params.Train, workflow: params.Workflow, wat
 
     Raises:
         TooManyFaults: more rollouts than allowed have no score; the newest checkpoint is there to go on from.
+        CollapseError: the policy collapsed once more than it may.
     """
     rollouts = rollouts_of(course, settings, workflow)
+    rollback = Rollback(course.model, rollouts, settings)
     last = checkpoint.newest(course.folder)
     if last is not None:
         rollouts.restore(checkpoint.state_of(last))
-    made = trainer.make(
-        course.model,
-        course.tokenizer,
-        rollouts,
-        settings,
-        course.folder,
-        lambda folder: adapter.stamp(folder, course.identity),
-    )
-    made.add_callback(_report(made, Alarm(course.environment.judge), watcher))
+        rollback.restore(last)
+
+    def complete(folder: Path) -> None:
+        adapter.stamp(folder, course.identity)
+        rollback.save(folder)
+
+    made = trainer.make(course.model, course.tokenizer, rollouts, settings, course.folder, complete)
+    made.add_callback(_report(made, Alarm(course.environment.judge), rollback, watcher))
     made.train(resume_from_checkpoint=None if last is None else str(last))
 
 
-def _report(made: Any, alarm: Alarm, watcher: Watcher) -> Any:
+def _report(made: Any, alarm: Alarm, rollback: Rollback, watcher: Watcher) -> Any:
     from transformers import TrainerCallback
 
     class Report(TrainerCallback):
@@ -114,8 +119,12 @@ def _report(made: Any, alarm: Alarm, watcher: Watcher) -> Any:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
             if "loss" in (logs or {}):
                 alarm.add(made.batch.rollouts)
-                logs = {**logs, **alarm.metrics(), "step_time": time.perf_counter() - self.started}
-                watcher.step(state.global_step, logs, made.batch)
+                collapsed = rollback.due(state.global_step, logs, made.batch)
+                found = {**alarm.metrics(), **rollback.metrics(), "step_time": time.perf_counter() - self.started}
+                watcher.step(state.global_step, {**logs, **found}, made.batch)
+                if collapsed:
+                    reason = rollback.go_back(state.global_step, kwargs["optimizer"], kwargs["lr_scheduler"])
+                    watcher.collapse(state.global_step, reason)
                 alarm.check()
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002

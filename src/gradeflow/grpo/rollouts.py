@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from gradeflow import digest, models, params
@@ -40,6 +41,22 @@ class Batch:
     @property
     def rollouts(self) -> list[Rollout]:
         return [rollout for group in self.groups for rollout in group]
+
+    @property
+    def asked(self) -> list[Group]:
+        """The groups that taught nothing, too."""
+        return [*self.groups, *self.replaced]
+
+    def figures(self) -> dict[str, float]:
+        """What is watched, over all that was asked; without a single score there is no reward, rather than one of 0."""
+        rollouts = [rollout for group in self.asked for rollout in group]
+        scores = [one.sample.score for one in rollouts if one.sample.score is not None]
+        return {
+            **({"reward": fmean(scores)} if scores else {}),
+            "valid_share": fmean(one.sample.valid for one in rollouts),
+            "completion_tokens": fmean(len(turn.mask) for one in rollouts for turn in one.turns),
+            "dead_group_share": fmean(len(different_scores(group)) < 2 for group in self.asked),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +129,22 @@ class Rollouts:
         return {
             "questions": self._questions.state(),
             "serial": self._serial - len(self._flights),
-            "again": [flight.example.id for flight in self._flights],
+            "again": [*(flight.example.id for flight in self._flights), *(example.id for example in self._again)],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._questions.restore(state["questions"])
         self._serial = state["serial"]
         self._again = [self._questions.find(name) for name in state["again"]]
+
+    def start_again(self) -> None:
+        """Throw away what is on its way, for another policy to write: the same questions are asked again."""
+        state = self.state()
+        for flight in self._flights:
+            for rollout in flight.rollouts:
+                rollout.cancel()
+        self._flights.clear()
+        self.restore(state)
 
     def _fill(self, wanted: int, version: int, temperature: float) -> None:
         """Have at least so many groups on their way."""
