@@ -19,6 +19,7 @@ from gradeflow.background import Background
 from gradeflow.errors import TooManyFaults
 from gradeflow.grpo import checkpoint, loop
 from gradeflow.grpo import environment as environments
+from gradeflow.grpo.cautions import cautions
 from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.rollouts import Batch
 from gradeflow.grpo.sample import complete, policy_prompts
@@ -76,16 +77,20 @@ def _train(
     torch.manual_seed(params.train.seed)
     base, tokenizer = models.load(params.base, params.train.dtype)
     model = loop.attach_adapter(base, params.train.lora)
+    known = cautions(params)
     run.set_tags(
         {
             "gradeflow.base.name": identity.name,
             "gradeflow.base.revision": identity.revision,
             "gradeflow.base.digest": identity.digest,
             "gradeflow.scorer.version": environment.scorer.version,
+            **({"gradeflow.cautions": "\n".join(known)} if known else {}),
         }
     )
     course = loop.Course(model, tokenizer, identity, train, environment, background, folder / "checkpoints")
     with Progress() as progress:
+        for caution in known:
+            progress.console.print(f"warning: {caution}", style="yellow", highlight=False)
         questions = validation[: params.train.val_samples]
         had = {name.removeprefix(FAULTS) for name in tracking.read_metrics(run.id) if name.startswith(FAULTS)}
         watcher = Watcher(params, course, questions, run, progress, folder, had)

@@ -218,3 +218,10 @@ def test_its_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     for part in ("BAD  needed and missing", "exit status", "--sandbox.isolation", "gradeflow doctor --"):
         assert part in told
+
+
+@pytest.mark.usefixtures("machine")
+def test_settings_that_are_known_to_end_badly_are_named_and_not_refused() -> None:
+    assert "settings" not in found()
+    finding = found(train={"group_size": 2})["settings"]
+    assert (finding.mark, finding.said[:24]) == ("optional", "train.group_size is 2, w")

@@ -23,6 +23,7 @@ from gradeflow.errors import GradeflowError, SettingsError, SetupError, Tracking
 from gradeflow.evaluation import preflight
 from gradeflow.evaluation.plan import BASE, Plan, Subject
 from gradeflow.evaluation.preflight import Finding
+from gradeflow.grpo.cautions import cautions
 from gradeflow.params import Model, Params
 from gradeflow.redact import redact
 
@@ -63,6 +64,7 @@ def examine(params: Params, root: Path) -> Iterator[Finding]:
     yield _disk("disk here", root)
     yield _disk("disk for temporary files", Path(tempfile.gettempdir()))
     yield _memory(params)
+    yield from (Finding("optional", "settings", caution) for caution in cautions(params))
 
 
 def show(findings: list[Finding]) -> None:
