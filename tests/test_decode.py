@@ -1,3 +1,5 @@
+import contextlib
+import copy
 from typing import Any
 
 import pytest
@@ -34,6 +36,31 @@ def test_a_row_ends_at_its_own_room_or_end(model: Any) -> None:
     found = decode(model, PROMPTS, [3, 12, 7], [end], greedy)
     until = [row[: row.index(end) + 1] if end in row else row for row in whole]
     assert found == [until[0][:3], until[1], until[2][:7]]
+
+
+@pytest.mark.parametrize("rank", [2, 8])
+@pytest.mark.parametrize("off", [False, True])
+def test_an_adapter_that_is_not_merged_writes_as_peft_would(model: Any, rank: int, off: bool) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=3.0, target_modules="all-linear")
+    adapted: Any = get_peft_model(copy.deepcopy(model), config).eval()
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    seen: list[torch.Tensor] = []
+
+    def choose(logits: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
+        seen.append(logits)
+        return greedy(logits, rows, step)
+
+    with adapted.disable_adapter() if off else contextlib.nullcontext():
+        (found,) = decode(adapted, PROMPTS[:1], [8], [], choose)
+        with torch.inference_mode():
+            whole = adapted(torch.tensor([PROMPTS[0] + found])).logits[0]
+    torch.testing.assert_close(torch.cat(seen), whole[len(PROMPTS[0]) - 1 : -1], rtol=1e-4, atol=1e-4)
+    own = generated(model, PROMPTS[0], 8)
+    assert (found == own) is off
 
 
 def drawn(logits: torch.Tensor, temperature: float, **limits: Any) -> torch.Tensor:
