@@ -412,11 +412,6 @@ def test_a_rank_beyond_vllm_is_refused() -> None:
         serve.vllm_command(Path("vllm"), replace(HUB, rank=513), "127.0.0.1", 1, cpu=False)
 
 
-def test_the_key_is_in_no_command_line_and_our_environment_not_in_vllms() -> None:
-    given = serve.vllm_environment("s3cret", {"PATH": "/bin", "VIRTUAL_ENV": "/x", "VLLM_CPU_KVCACHE_SPACE": "4"})
-    assert given == {"PATH": "/bin", "VLLM_API_KEY": "s3cret", "VLLM_CPU_KVCACHE_SPACE": "4"}
-
-
 def test_vllm_that_is_asked_for_and_not_there_is_missed(made: Path, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="make vllm"):
         start(served(made), settings(made, backend="vllm").serve, tmp_path)
@@ -468,8 +463,9 @@ def test_vllm_is_taken_where_it_is_and_stopped_at_the_end(made: Path, with_vllm:
 def test_vllm_beside_the_interpreter_is_taken_as_in_the_image(
     made: Path, with_vllm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = adapter.vllm.program(with_vllm)
-    monkeypatch.setattr("sys.executable", str(here.with_name("python")))
+    beside = adapter.vllm.program(with_vllm).with_name("python")
+    beside.symlink_to(sys.executable)
+    monkeypatch.setattr("sys.executable", str(beside))
     with serve.serving(served(made), settings(made, backend="auto").serve, tmp_path / "elsewhere") as running:
         assert running.backend == "vllm"
 

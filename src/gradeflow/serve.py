@@ -9,23 +9,22 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradeflow import adapter, models, registry, tracking
 from gradeflow.adapter import vllm
 from gradeflow.errors import AdapterError, SettingsError, SetupError
+from gradeflow.llm import vllm_process
 from gradeflow.params import Base, Params, Serve
 from gradeflow.redact import redact
 from gradeflow.registry import Version
 
 CACHE = Path(".gradeflow/adapters")
 VLLM_LOG = Path(".gradeflow/vllm.log")
-VLLM_START_S = 900.0
 STOP_S = 30.0
 
 
@@ -221,52 +220,17 @@ def vllm_command(program: Path, served: Served, host: str, port: int, *, cpu: bo
     ]
 
 
-def vllm_environment(key: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The key goes through the environment: a command line can be read by every user of the machine."""
-    own = {"VLLM_API_KEY": key} if key else {}
-    kept = {
-        name: value for name, value in environment.items() if name not in {"VLLM_API_KEY", "VIRTUAL_ENV", "PYTHONPATH"}
-    }
-    return {"VLLM_CPU_KVCACHE_SPACE": "1", **kept, **own}
-
-
 @contextlib.contextmanager
 def _by_vllm(served: Served, settings: Serve, key: str, root: Path) -> Iterator[Server]:
     adapter.validate(served.adapter, backend="vllm", allow_bin=True)
     with _listen(settings.host, settings.port) as probe:
         port = probe.getsockname()[1]
-    program, log, url = vllm.program(root).absolute(), root / VLLM_LOG, _url(settings.host, port)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    program, url = vllm.program(root).absolute(), _url(settings.host, port)
     command = vllm_command(program, served, settings.host, port, cpu=vllm.is_cpu_build(program))
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            env=vllm_environment(key, os.environ),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            _await_vllm(process, url, log)
-            _prove_alive(url, served, key)
-            yield Server(f"{url}/v1", served.names[0], served.digest, "vllm", lambda: process.poll() is None)
-        finally:
-            _stop(process)
-
-
-def _await_vllm(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
-    import httpx
-
-    deadline = time.monotonic() + VLLM_START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-            raise SetupError(f"vLLM ended with status {process.returncode}: {last[0][:300]} (all of it: {log})")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", trust_env=False, timeout=5).is_success:
-                return
-        time.sleep(0.2)
-    raise SetupError(f"vLLM does not answer at {url} after {VLLM_START_S:.0f} s; what it said: {log}")
+    given = vllm_process.environment(key, os.environ)
+    with vllm_process.running(command, given, url, root / VLLM_LOG) as process:
+        _prove_alive(url, served, key)
+        yield Server(f"{url}/v1", served.names[0], served.digest, "vllm", lambda: process.poll() is None)
 
 
 def _prove_alive(url: str, served: Served, key: str) -> None:
@@ -289,17 +253,6 @@ def _prove_alive(url: str, served: Served, key: str) -> None:
         found.append(reply.json()["choices"][0]["logprobs"]["top_logprobs"])
     if found[0] == found[1]:
         raise AdapterError(f"{served.adapter}: served by vLLM the adapter changes nothing")
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End the server and the processes it has started: they are one session, ours."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _wait(server: Server) -> None:
