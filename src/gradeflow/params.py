@@ -202,6 +202,21 @@ class Guard(Section):
     max_rollbacks: Count = setting("returns to a healthy adapter before training stops with an error")
 
 
+class Rollouts(Section):
+    """Who writes the rollouts of training."""
+
+    url: str = setting(
+        "`local` (the trainer's own model, in this process), `vllm` (a server started for the run), or the URL, which "
+        "ends in /v1, of a running vLLM",
+        pattern=r"^(local|vllm|https?://.+/v1)$",
+    )
+    folder: str = setting("folder that this machine and the server at the URL both see; empty: the run's own")
+    api_key_env: str = setting("environment variable with the key of the server at the URL; empty: no key")
+    concurrency: Positive = setting("completions asked for at once")
+    patience_s: float = setting("seconds that a server may be busy or away before the run stops, to be resumed", gt=0)
+    gpu_memory: float = setting("share of a GPU's memory that a vLLM started for the run takes", gt=0, lt=1)
+
+
 class Train(Section):
     max_steps: Positive = setting("optimizer steps")
     seed: int = setting("seed of sampling, initialisation and order")
@@ -242,6 +257,7 @@ class Train(Section):
     dtype: Literal["float32", "bfloat16"] = setting("precision of the policy's weights")
     gradient_checkpointing: bool = setting("less memory for more time")
     guard: Guard
+    rollouts: Rollouts
     lora: Lora
 
 

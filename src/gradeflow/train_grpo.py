@@ -46,6 +46,7 @@ def main(params: Params) -> None:
     resume = tracking.find_unfinished("train_grpo", mark)
     with Background() as background:
         background.run(environments.require_ready(params))
+        background.run(loop.require_ready(params.train))
         with tracking.start_run("train_grpo", params.model_dump(mode="json"), resume=resume, fingerprint=mark) as run:
             registry.record_prompts(run, environments.prompts(params))
             for data in (train, validation):
@@ -246,6 +247,7 @@ def step_metrics(number: int, logs: Mapping[str, float], batch: Batch, operators
         "train/grad_norm": logs.get("grad_norm", 0.0),
         "train/entropy": logs.get("entropy", 0.0),
         "train/clip_share": logs.get("clip_ratio/region_mean", 0.0),
+        **({"train/log_prob_gap": logs["log_prob_gap"]} if "log_prob_gap" in logs else {}),
         "train/step_seconds": logs.get("step_time", 0.0),
         "train/waited_seconds": batch.waited,
         "train/staleness": statistics.fmean(staleness),

@@ -27,7 +27,7 @@ def written(made: Any, asked: Sequence[tuple[tuple[int, ...], int]], temperature
 
     async def episode(prompt: tuple[int, ...], seed: int) -> Completion:
         try:
-            return await policy.complete(prompt, seed, temperature)
+            return await policy.complete(prompt, seed, temperature, 0)
         finally:
             policy.end()
 
@@ -70,7 +70,7 @@ def test_an_episode_of_several_turns_is_served_to_its_end(made: Any) -> None:
         try:
             prompt: tuple[int, ...] = PROMPTS[0]
             for turn in range(number):
-                one = await policy.complete(prompt, turn, 1.0)
+                one = await policy.complete(prompt, turn, 1.0, 0)
                 turns.setdefault(number, []).append(len(one.ids))
                 prompt = (*prompt, *one.ids, 5)
                 await asyncio.sleep(0.01 * number)
@@ -99,7 +99,7 @@ def test_a_completion_is_there_while_longer_ones_are_written(made: Any, tmp_path
 
     async def episode(seed: int) -> None:
         try:
-            await policy.complete(PROMPTS[0], seed, 1.0)
+            await policy.complete(PROMPTS[0], seed, 1.0, 0)
             order.append(len(steps))
         finally:
             policy.end()

@@ -36,7 +36,7 @@ class Writer:
         self.asking += episodes
         self._begun = episodes
 
-    async def complete(self, prompt: Sequence[int], seed: int, temperature: float) -> Completion:
+    async def complete(self, prompt: Sequence[int], seed: int, temperature: float, version: int) -> Completion:
         self.seeds.append(seed)
         return Completion((seed % 1000,), (-temperature,))
 
@@ -121,7 +121,7 @@ def test_a_verdict_begins_when_its_completion_ends() -> None:
     class Slow(Writer):
         """A stand-in whose completions end one after the other, 20 ms apart."""
 
-        async def complete(self, prompt: Sequence[int], seed: int, temperature: float) -> Completion:
+        async def complete(self, prompt: Sequence[int], seed: int, temperature: float, version: int) -> Completion:
             self.seeds.append(seed)
             await asyncio.sleep(0.02 * len(self.seeds))
             return Completion((1,), (0.0,))

@@ -4,18 +4,19 @@ The loop reports to a `Watcher` and knows nothing of MLflow.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gradeflow import adapter, params
+from gradeflow import adapter, llm, params
 from gradeflow.adapter import BaseIdentity
 from gradeflow.audit import Alarm
 from gradeflow.background import Background
-from gradeflow.grpo import checkpoint, trainer
+from gradeflow.grpo import checkpoint, trainer, vllm_policy
 from gradeflow.grpo.environment import WorkflowEnvironment
-from gradeflow.grpo.policy import LocalPolicy
+from gradeflow.grpo.policy import LocalPolicy, Policy
 from gradeflow.grpo.questions import Questions
 from gradeflow.grpo.rollback import Rollback
 from gradeflow.grpo.rollouts import Batch, Rollouts
@@ -64,8 +65,27 @@ def attach_adapter(model: "PreTrainedModel", settings: params.Lora) -> "PeftMode
     return get_peft_model(model, config)
 
 
-def rollouts_of(course: Course, settings: params.Train, workflow: params.Workflow) -> Rollouts:
-    """The course's groups, written by its model."""
+async def require_ready(settings: params.Train) -> None:
+    """Raises what `vllm_policy.require_ready` does where vLLM is to write and cannot."""
+    if settings.rollouts.url != llm.LOCAL:
+        await vllm_policy.require_ready(settings)
+
+
+@contextmanager
+def policy_of(course: Course, settings: params.Train) -> Iterator[Policy]:
+    """Who writes the course's rollouts, by `train.rollouts.url`."""
+    if settings.rollouts.url == llm.LOCAL:
+        yield LocalPolicy(course.model, course.tokenizer, settings)
+        return
+    parts = course.model, course.tokenizer, course.identity, course.background, settings, course.folder
+    with vllm_policy.opened(*parts) as policy:
+        yield policy
+
+
+def rollouts_of(
+    course: Course, settings: params.Train, workflow: params.Workflow, policy: Policy | None = None
+) -> Rollouts:
+    """The course's groups, written by its model where no other policy is given."""
     tokenizer: Any = course.tokenizer
 
     def encode(messages: Any) -> list[int]:
@@ -75,7 +95,7 @@ def rollouts_of(course: Course, settings: params.Train, workflow: params.Workflo
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
     return Rollouts(
-        LocalPolicy(course.model, tokenizer, settings),
+        policy or LocalPolicy(course.model, tokenizer, settings),
         encode,
         decode,
         Questions(course.examples, settings.seed),
@@ -92,8 +112,13 @@ def train(course: Course, settings: params.Train, workflow: params.Workflow, wat
     Raises:
         TooManyFaults: more rollouts than allowed have no score; the newest checkpoint is there to go on from.
         CollapseError: the policy collapsed once more than it may.
+        ProviderError: the server that writes rollouts was away for too long; as with too many faults.
     """
-    rollouts = rollouts_of(course, settings, workflow)
+    with policy_of(course, settings) as policy:
+        _train(course, rollouts_of(course, settings, workflow, policy), settings, watcher)
+
+
+def _train(course: Course, rollouts: Rollouts, settings: params.Train, watcher: Watcher) -> None:
     rollback = Rollback(course.model, rollouts, settings)
     last = checkpoint.newest(course.folder)
     if last is not None:

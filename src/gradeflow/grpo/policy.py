@@ -28,16 +28,20 @@ class Completion:
 class Policy(Protocol):
     """What episodes write with. `begin` counts episodes that will ask, `end` one that will ask no more."""
 
+    @property
+    def own_model(self) -> bool:
+        """Whether log-probabilities are the trainer's own, to the last bits."""
+
     def begin(self, episodes: int) -> None: ...
 
-    async def complete(self, prompt: Sequence[int], seed: int, temperature: float) -> Completion: ...
+    async def complete(self, prompt: Sequence[int], seed: int, temperature: float, version: int) -> Completion: ...
 
     def end(self) -> None: ...
 
     def serve(self, version: int) -> None:
         """Write for the episodes that have begun; they need not have ended when it returns.
 
-        `version` counts the updates of the weights that they are to be written with.
+        `version` counts the updates of the weights that they are to be written with, and that they ask for.
         """
 
 
@@ -60,6 +64,8 @@ class _Call:
 class LocalPolicy:
     """The trainer's model. `serve` decodes, in batches, until no episode asks any more."""
 
+    own_model = True
+
     def __init__(self, model: Any, tokenizer: Any, settings: params.Train) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -72,7 +78,7 @@ class LocalPolicy:
         with self._changed:
             self._asking += episodes
 
-    async def complete(self, prompt: Sequence[int], seed: int, temperature: float) -> Completion:
+    async def complete(self, prompt: Sequence[int], seed: int, temperature: float, version: int) -> Completion:  # noqa: ARG002
         loop = asyncio.get_running_loop()
         call = _Call(tuple(prompt), seed, temperature, loop, loop.create_future())
         with self._changed:

@@ -97,6 +97,11 @@ class Rollouts:
         self._serial = 0
         self._again: list[Example] = []
 
+    @property
+    def own_model(self) -> bool:
+        """Whether they are written by the trainer's own model."""
+        return self._policy.own_model
+
     def take(
         self, version: int, temperature: float, meanwhile: Callable[[Sequence[tuple[Turn, float]]], None]
     ) -> Batch:
@@ -183,7 +188,7 @@ class Rollouts:
     ) -> Rollout:
         started, clock = time.time(), time.perf_counter()
         try:
-            written = await self._policy.complete(prompt, seed, temperature)
+            written = await self._policy.complete(prompt, seed, temperature, version)
             turn = Turn(
                 tuple(prompt), written.ids, (1,) * len(written.ids), self._decode(written.ids), written.log_probs
             )

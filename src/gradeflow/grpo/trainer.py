@@ -166,11 +166,14 @@ def make(
             found["advantages"] = torch.tensor([advantage for *_, advantage in rows], device=device)
             found["num_items_in_batch"] = torch.tensor(float(tokens), device=device)
             found["temperatures"] = [rollout.temperature for rollout, *_ in rows]
-            if self.num_iterations > 1 or any(rollout.version < step for rollout, *_ in rows):
+            fresh = all(rollout.version == step for rollout, *_ in rows)
+            if self.num_iterations > 1 or not fresh or not rollouts.own_model:
                 found["old_per_token_logps"] = table([turn.log_probs for turn in turns])
             if self.beta:
                 measured = [self._measured[_key(turn, rollout.temperature)] for rollout, turn, _ in rows]
                 found["ref_per_token_logps"] = table(measured)
+            if fresh and not rollouts.own_model:
+                found["measured_at"] = step
             return found
 
         def _measure(self, turns: Sequence[tuple[Turn, float]]) -> None:
@@ -217,7 +220,16 @@ def make(
 
         def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> "torch.Tensor":
             self._temperatures = inputs["temperatures"]
-            return super()._compute_loss(model, inputs)  # type: ignore[no-any-return]
+            loss = super()._compute_loss(model, inputs)
+            if inputs.get("measured_at") == self.state.global_step:
+                self._compare(inputs)
+            return loss  # type: ignore[no-any-return]
+
+        def _compare(self, inputs: dict[str, Any]) -> None:
+            """Log what the engine that wrote and this one differ by on the same weights: mean over tokens, in nats."""
+            written = inputs["completion_mask"] * inputs["tool_mask"]
+            gaps = (self._found.detach() - inputs["old_per_token_logps"]).abs() * written
+            self._metrics["train"]["log_prob_gap"].append((gaps.sum() / written.sum().clamp(min=1)).item())
 
         def _get_per_token_logps_and_entropies(
             self,
@@ -240,11 +252,13 @@ def make(
                 with self.accelerator.autocast():
                     part = self._read(model, input_ids[rows], attention_mask[rows], logits_to_keep)
                 if len(rows) == len(input_ids):
+                    self._found = part[0]
                     return *part, None
                 found, entropy = (
                     found.index_copy(0, rows, part[0].float()),
                     entropy.index_copy(0, rows, part[1].float()),
                 )
+            self._found = found
             return found, entropy, None
 
         def _read(
