@@ -11,6 +11,7 @@ from typing import Any
 
 import mlflow
 import pytest
+from rich.progress import Progress
 
 from gradeflow import __main__ as cli
 from gradeflow import adapter, dataset, evaluate, jsonl, tracking, train_grpo
@@ -79,6 +80,17 @@ def test_the_run_names_data_base_scorer_and_prompts(trained: tuple[Path, Params,
     assert {"gradeflow.base.digest", "gradeflow.scorer.version", "gradeflow.adapter.digest"} <= set(tags)
     assert {"policy", "judge", "custom", "programmer"} <= set(json.loads(tags["gradeflow.prompts"]))
     assert "gradeflow.policy" in tags["mlflow.linkedPrompts"]
+    assert tags["gradeflow.cautions"].startswith("train.learning_rate is 0.005: above 0.001")
+
+
+def test_the_run_says_when_and_why_it_went_back(trained: tuple[Path, Params, str]) -> None:
+    folder, settings, run = trained
+    assert points(run, "guard/rollbacks") == [(1, 0.0), (2, 0.0)]
+    assert [step for step, _ in points(run, "guard/valid_share")] == [1, 2]
+    course: Any = None
+    with tracking.start_run("train_grpo", {}) as other, Progress() as progress:
+        train_grpo.Watcher(settings, course, [], other, progress, folder, set()).collapse(6, "reward 0 (it was 0.5)")
+    assert tracking.read_tags(other.id)["gradeflow.collapse.step_6"] == "reward 0 (it was 0.5)"
 
 
 def test_tables_and_traces_show_rollouts(trained: tuple[Path, Params, str]) -> None:
