@@ -72,6 +72,9 @@ class Watcher:
     def checkpoint(self, number: int, _: Path) -> None:
         self.curve[number] = self._measure()
 
+    def collapse(self, number: int, reason: str) -> None:
+        print(f"\r{self.said}: step {number}: {reason}", flush=True)
+
 
 def trained(settings: params.Params, arm: Arm, share: float, kind: str, background: Background) -> Curve:
     """Held-out samples at each checkpoint, by its step."""
