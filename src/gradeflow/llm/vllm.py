@@ -154,8 +154,9 @@ class VllmClient:
     async def _ask(self, method: str, path: str, body: Any = None) -> Any:
         import httpx
 
-        began = time.monotonic()
-        for tries in range(1, 1 << 30):
+        began, tries = time.monotonic(), 0
+        while True:
+            tries += 1
             try:
                 response = await self._http.request(method, f"{self.url}/{path}", json=body)
             except httpx.TransportError as error:
@@ -166,7 +167,7 @@ class VllmClient:
                 said = f"HTTP {response.status_code}: {_message(response)}"
                 if response.status_code not in BUSY:
                     raise self._refused(response.status_code, said)
-                cause = "server_error"
+                cause = "busy"
             waited, gone = time.monotonic() - began, self._gone()
             if gone or waited >= self._patience_s:
                 what = gone or f"{said} (for {waited:.0f} s)"
@@ -175,7 +176,6 @@ class VllmClient:
                     f"{self.url}: {what}. {after} same command goes on from the last checkpoint", cause=cause
                 )
             await asyncio.sleep(random.uniform(0.5, 1.0) * min(0.1 * 2 ** min(tries, 10), LONGEST_WAIT_S))
-        raise AssertionError
 
     def _refused(self, status: int, said: str) -> ProviderError:
         if status == 404:
