@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -250,18 +251,26 @@ PARTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-def medians(arms: Mapping[str, Callable[[], Run]], rounds: int) -> dict[str, list[Run]]:
-    """Runs of each arm; the arms take turns."""
+Arm = Callable[[int], Run]
+"""A run with a seed."""
+
+
+def by_turns(arms: Mapping[str, Arm], rounds: int) -> dict[str, list[Run]]:
+    """Runs of each arm, every round with a seed of its own."""
     found: dict[str, list[Run]] = {name: [] for name in arms}
-    for _ in range(rounds):
+    for seed in range(rounds):
         for name, arm in arms.items():
-            found[name].append(run := arm())
+            found[name].append(one := arm(seed))
             print(
-                f"{run.rate:8.3f} steps/s, {run.work:6.2f} CPU s a step, {run.wall:6.1f} s: {name}",
+                f"{one.rate:8.3f} steps/s, {one.work:6.2f} CPU s a step, {one.wall:6.1f} s: {name}",
                 file=sys.stderr,
                 flush=True,
             )
     return found
+
+
+def run(arm: Callable[[Task], Run], task: Task, seed: int) -> Run:
+    return arm(task.at(seed=seed))
 
 
 def rate(runs: Sequence[Run]) -> float:
@@ -279,11 +288,11 @@ def wall(runs: Sequence[Run]) -> float:
 def latency(task: Task, seconds: float, rounds: int) -> None:
     slow = replace(task, latency=seconds)
     staleness = (0, 1, 2, 4)
-    arms: dict[str, Callable[[], Run]] = {"stock": lambda: stock(slow), "stock, none": lambda: stock(task)}
+    arms = {"stock": partial(run, stock, slow), "stock, none": partial(run, stock, task)}
     for steps in staleness:
-        arms[f"{steps}"] = lambda steps=steps: ours(slow.at(staleness=steps))  # type: ignore[misc]
-        arms[f"{steps}, none"] = lambda steps=steps: ours(task.at(staleness=steps))  # type: ignore[misc]
-    found = medians(arms, rounds)
+        arms[f"{steps}"] = partial(run, ours, slow.at(staleness=steps))
+        arms[f"{steps}, none"] = partial(run, ours, task.at(staleness=steps))
+    found = by_turns(arms, rounds)
     print(f"\n{task.name}, executor {seconds / 2:g} s and judge {seconds / 2:g} s")
     print(f"{'':28}{'steps/s':>9}{'of stock':>10}{'wall, s':>9}{'of no latency':>15}")
     for said, name in (("stock TRL", "stock"), *((f"ours, staleness {steps}", f"{steps}") for steps in staleness)):
@@ -293,7 +302,7 @@ def latency(task: Task, seconds: float, rounds: int) -> None:
 
 
 def speed(task: Task, rounds: int) -> None:
-    found = medians({"stock TRL": lambda: stock(task), "ours": lambda: ours(task)}, rounds)
+    found = by_turns({"stock TRL": partial(run, stock, task), "ours": partial(run, ours, task)}, rounds)
     other = found["stock TRL"]
     print(f"\n{task.name}, no latency, staleness 0; reward: {task.reward.__name__}")
     print(
@@ -311,12 +320,11 @@ def curve(runs: Sequence[Run]) -> str:
 
 
 def parts(task: Task, rounds: int) -> None:
-    def run(part: Callable[[], AbstractContextManager[Any]]) -> Run:
+    def without(part: Callable[[], AbstractContextManager[Any]], seed: int) -> Run:
         with part():
-            return ours(task)
+            return run(ours, task, seed)
 
-    arms: dict[str, Callable[[], Run]] = {name: lambda part=part: run(part) for name, part in PARTS.items()}  # type: ignore[misc]
-    found = medians(arms, rounds)
+    found = by_turns({name: partial(without, part) for name, part in PARTS.items()}, rounds)
     print(f"\n{task.name}, one part at a time replaced")
     print(f"{'':44}{'s/step':>10}{'slower by':>11}{'CPU s/step':>12}{'more by':>9}")
     whole = found["as it is"]
