@@ -1,5 +1,6 @@
 import asyncio
 import itertools
+import json
 import math
 import random
 from collections import Counter
@@ -226,6 +227,15 @@ def test_what_is_long_past_raises_no_alarm() -> None:
     for _ in range(audit.WINDOW_STEPS):
         alarm.add([wrong(judged=False)] * 5)
     alarm.check()
+
+
+def test_what_the_alarm_has_seen_survives_an_interruption() -> None:
+    alarm, again = Alarm(judge([])), Alarm(judge([]))
+    alarm.add([wrong(judged=True)] * 15)
+    again.restore(json.loads(json.dumps(alarm.state())))
+    again.add([wrong(judged=True)] * 5)
+    with pytest.raises(AuditError, match=r"100% \(84-100\) of 20 wrong answers right in the last 2 steps"):
+        again.check()
 
 
 def test_the_alarm_names_the_judge_the_figures_and_an_answer() -> None:

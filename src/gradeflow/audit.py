@@ -11,7 +11,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from gradeflow import digest, gate, params, prompt
 from gradeflow.errors import AuditError, Fault
@@ -288,17 +288,39 @@ def label(example: Example, sample: Sample) -> bool | None:
     return None if token_f1(answer, reference) else False
 
 
+class Wrong(NamedTuple):
+    """An answer that is wrong for certain, and whether the judge called it right."""
+
+    answer: str | None
+    reference: str
+    called_right: bool
+
+
 class Alarm:
-    """How often the judge has lately called an answer right that is wrong for certain."""
+    """How often the judge has lately called an answer right that is wrong for certain.
+
+    `state` and `restore` carry that over an interruption.
+    """
 
     def __init__(self, judge: Judge | None) -> None:
         self._judge = judge
-        self._steps: deque[list[Rollout]] = deque(maxlen=WINDOW_STEPS)
+        self._steps: deque[list[Wrong]] = deque(maxlen=WINDOW_STEPS)
 
     def add(self, rollouts: Iterable[Rollout]) -> None:
         """The rollouts of one step."""
-        shown = [one for one in rollouts if one.sample.judged is not None]
-        self._steps.append([one for one in shown if label(one.example, one.sample) is False])
+        self._steps.append(
+            [
+                Wrong(one.sample.answer, one.example.ground_truth, one.sample.judged)
+                for one in rollouts
+                if one.sample.judged is not None and label(one.example, one.sample) is False
+            ]
+        )
+
+    def state(self) -> list[list[Wrong]]:
+        return list(self._steps)
+
+    def restore(self, state: Iterable[Iterable[Sequence[Any]]]) -> None:
+        self._steps.extend([Wrong(*one) for one in step] for step in state)
 
     def metrics(self) -> dict[str, float]:
         found = self._rate()
@@ -313,16 +335,16 @@ class Alarm:
         limit = self._judge.settings.max_false_positives
         if found.low <= limit:
             return
-        one = next(one for step in reversed(self._steps) for one in step if one.sample.judged)
+        one = next(one for step in reversed(self._steps) for one in step if one.called_right)
         raise AuditError(
             f"judge {self._judge.model} called {found} of {found.n} wrong answers right in the last {len(self._steps)} "
-            f"steps; judge.max_false_positives is {limit:.0%}. One was {_short(one.sample.answer)}, where "
-            f"{_short(one.example.ground_truth)} is right. The last checkpoint is kept; `gradeflow audit judge` tells "
+            f"steps; judge.max_false_positives is {limit:.0%}. One was {_short(one.answer)}, where "
+            f"{_short(one.reference)} is right. The last checkpoint is kept; `gradeflow audit judge` tells "
             "more. Choose another judge or prompt (judge.models, judge.prompts), or raise the limit if it was right"
         )
 
     def _rate(self) -> Rate:
-        return rate(bool(one.sample.judged) for step in self._steps for one in step)
+        return rate(one.called_right for step in self._steps for one in step)
 
 
 def _short(text: str | None) -> str:

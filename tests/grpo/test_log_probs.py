@@ -26,7 +26,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.05)
     nothing: Any = None
-    found = trainer.make(model, tokenizer, nothing, settings.train, folder / "run", nothing)
+    found = trainer.make(model, tokenizer, nothing, settings.train, folder / "run", nothing, nothing)
     found._temperatures = [0.7] * ROWS
     return found
 

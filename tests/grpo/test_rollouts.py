@@ -1,6 +1,7 @@
 """Groups on their way, written by a named stand-in for the policy and graded by one for the environment."""
 
 import asyncio
+import json
 import threading
 import time
 from collections import Counter
@@ -159,21 +160,21 @@ def test_what_needs_no_score_is_done_before_scores_are_waited_for() -> None:
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_an_interruption_loses_no_question_and_repeats_none(staleness: int) -> None:
-    def asked(stops: Sequence[int]) -> tuple[list[str], list[int]]:
-        """Questions learnt from and seeds used, by runs that go on from the state of the one before."""
-        questions, seeds, state, version = [], list[int](), None, 0
+def test_an_interruption_loses_nothing_that_was_written_and_has_nothing_written_twice(staleness: int) -> None:
+    def asked(stops: Sequence[int]) -> tuple[list[Any], list[int]]:
+        """What is learnt from and the seeds used, by runs that go on from the state of the one before."""
+        learnt, seeds, state, version = [], list[int](), None, 0
         for stop in stops:
             with rollouts(Grader(lambda _: GOOD), train__staleness=staleness) as (found, writer):
                 if state is not None:
                     found.restore(state)
                 while version < stop:
-                    batch = found.take(version, 1.0, nothing)
-                    questions += [group[0].example.id for group in batch.groups]
+                    batch = found.take(version, 1.0 + version, nothing)
+                    learnt += [(one.example.id, one.version, one.temperature, one.turns) for one in batch.rollouts]
                     version += 1
-                state = found.state()
-            seeds += writer.seeds[: len(writer.seeds) - 2 * GROUP * staleness]
-        return questions, seeds
+                state = json.loads(json.dumps(found.state()))
+            seeds += writer.seeds
+        return learnt, seeds
 
     whole, halves = asked([6]), asked([2, 3, 6])
     assert whole[0] == halves[0]

@@ -14,6 +14,7 @@ from gradeflow import adapter, llm, params
 from gradeflow.adapter import BaseIdentity
 from gradeflow.audit import Alarm
 from gradeflow.background import Background
+from gradeflow.errors import AdapterError
 from gradeflow.grpo import checkpoint, trainer, vllm_policy
 from gradeflow.grpo.environment import WorkflowEnvironment
 from gradeflow.grpo.policy import LocalPolicy, Policy
@@ -111,6 +112,7 @@ def train(course: Course, settings: params.Train, workflow: params.Workflow, wat
 
     Raises:
         TooManyFaults: more rollouts than allowed have no score; the newest checkpoint is there to go on from.
+        AdapterError: what training has made of the adapter is dead; it is in no checkpoint.
         CollapseError: the policy collapsed once more than it may.
         ProviderError: the server that writes rollouts was away for too long; as with too many faults.
     """
@@ -120,18 +122,41 @@ def train(course: Course, settings: params.Train, workflow: params.Workflow, wat
 
 def _train(course: Course, rollouts: Rollouts, settings: params.Train, watcher: Watcher) -> None:
     rollback = Rollback(course.model, rollouts, settings)
+    alarm = Alarm(course.environment.judge)
     last = checkpoint.newest(course.folder)
     if last is not None:
-        rollouts.restore(checkpoint.state_of(last))
+        kept = checkpoint.state_of(last)
+        rollouts.restore(kept["rollouts"])
+        alarm.restore(kept["alarm"])
         rollback.restore(last)
 
-    def complete(folder: Path) -> None:
+    def state() -> dict[str, Any]:
+        return {"rollouts": rollouts.state(), "alarm": alarm.state()}
+
+    def finish(folder: Path) -> None:
         adapter.stamp(folder, course.identity)
+        if has_learnt(made.state.log_history):
+            _require_alive(folder, course.identity)
         rollback.save(folder)
 
-    made = trainer.make(course.model, course.tokenizer, rollouts, settings, course.folder, complete)
-    made.add_callback(_report(made, Alarm(course.environment.judge), rollback, watcher))
+    made = trainer.make(course.model, course.tokenizer, rollouts, settings, course.folder, state, finish)
+    made.add_callback(_report(made, alarm, rollback, watcher))
     made.train(resume_from_checkpoint=None if last is None else str(last))
+
+
+def has_learnt(logs: Sequence[Mapping[str, float]]) -> bool:
+    """Whether any update has moved the adapter; the first of a warm-up, and one without anything to learn, do not."""
+    return any(log.get("learning_rate", 0) != 0 and log.get("grad_norm", 0) != 0 for log in logs)
+
+
+def _require_alive(folder: Path, identity: BaseIdentity) -> None:
+    try:
+        adapter.validate(folder, identity)
+    except AdapterError as error:
+        raise AdapterError(
+            f"step {checkpoint.number_of(folder)}: training has broken the adapter, and stops. {error}. Lower "
+            "train.learning_rate or train.max_grad_norm; the best checkpoint so far is kept"
+        ) from error
 
 
 def _report(made: Any, alarm: Alarm, rollback: Rollback, watcher: Watcher) -> Any:

@@ -62,9 +62,20 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class _Flight:
     example: Example
+    version: int
     temperature: float
     turns: "Sequence[Future[Turn]]"
     rollouts: "Sequence[Future[Rollout]]"
+
+    def state(self) -> dict[str, Any]:
+        """What was written, of which the scores follow; what is still being written is waited for."""
+        turns = [turn.result() for turn in self.turns]
+        return {
+            "example": self.example.id,
+            "version": self.version,
+            "temperature": self.temperature,
+            "wrote": [{"ids": turn.completion_ids, "log_probs": turn.log_probs} for turn in turns],
+        }
 
 
 class Rollouts:
@@ -130,26 +141,28 @@ class Rollouts:
         return Batch(groups, replaced, time.perf_counter() - started)
 
     def state(self) -> dict[str, Any]:
-        """What follows from here on; groups on their way are written again after an interruption."""
+        """What follows from here on. Groups on their way are in it as they were written, without their scores."""
         return {
             "questions": self._questions.state(),
-            "serial": self._serial - len(self._flights),
-            "again": [*(flight.example.id for flight in self._flights), *(example.id for example in self._again)],
+            "serial": self._serial,
+            "flights": [flight.state() for flight in self._flights],
+            "again": [example.id for example in self._again],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._questions.restore(state["questions"])
         self._serial = state["serial"]
+        self._flights.extend(self._go_on(flight) for flight in state["flights"])
         self._again = [self._questions.find(name) for name in state["again"]]
 
     def start_again(self) -> None:
         """Throw away what is on its way, for another policy to write: the same questions are asked again."""
-        state = self.state()
         for flight in self._flights:
             for rollout in flight.rollouts:
                 rollout.cancel()
+        self._serial -= len(self._flights)
+        self._again = [*(flight.example for flight in self._flights), *self._again]
         self._flights.clear()
-        self.restore(state)
 
     def _fill(self, wanted: int, version: int, temperature: float) -> None:
         """Have at least so many groups on their way."""
@@ -163,11 +176,7 @@ class Rollouts:
         self._policy.serve(version)
 
     def _start(self, example: Example, version: int, temperature: float) -> _Flight:
-        prompt = self._encode(policy_messages(example, self._workflow))
-        if len(prompt) > self._settings.max_prompt_tokens:
-            raise SettingsError(
-                f"train.max_prompt_tokens is {self._settings.max_prompt_tokens}; a prompt has {len(prompt)} tokens"
-            )
+        prompt = self._prompt(example)
         serial, self._serial = self._serial, self._serial + 1
         turns, rollouts = list[Future[Turn]](), list[Future[Rollout]]()
         for copy in range(self._settings.group_size):
@@ -175,7 +184,32 @@ class Rollouts:
             turn: Future[Turn] = Future()
             turns.append(turn)
             rollouts.append(self._background.start(self._episode(example, prompt, seed, turn, version, temperature)))
-        return _Flight(example, temperature, turns, rollouts)
+        return _Flight(example, version, temperature, turns, rollouts)
+
+    def _go_on(self, state: Mapping[str, Any]) -> _Flight:
+        """A group that was written before an interruption is graded again."""
+        example = self._questions.find(state["example"])
+        version, temperature = state["version"], state["temperature"]
+        prompt = self._prompt(example)
+        turns, rollouts = list[Future[Turn]](), list[Future[Rollout]]()
+        for wrote in state["wrote"]:
+            turn = self._turn(prompt, wrote["ids"], wrote["log_probs"])
+            turns.append(Future())
+            turns[-1].set_result(turn)
+            rollouts.append(self._background.start(self._grade(example, turn, time.time(), 0.0, version, temperature)))
+        return _Flight(example, version, temperature, turns, rollouts)
+
+    def _prompt(self, example: Example) -> Sequence[int]:
+        prompt = self._encode(policy_messages(example, self._workflow))
+        if len(prompt) > self._settings.max_prompt_tokens:
+            raise SettingsError(
+                f"train.max_prompt_tokens is {self._settings.max_prompt_tokens}; a prompt has {len(prompt)} tokens"
+            )
+        return prompt
+
+    def _turn(self, prompt: Sequence[int], ids: Sequence[int], log_probs: Sequence[float]) -> Turn:
+        wrote = tuple(ids)
+        return Turn(tuple(prompt), wrote, (1,) * len(wrote), self._decode(wrote), tuple(log_probs))
 
     async def _episode(
         self,
@@ -189,20 +223,24 @@ class Rollouts:
         started, clock = time.time(), time.perf_counter()
         try:
             written = await self._policy.complete(prompt, seed, temperature, version)
-            turn = Turn(
-                tuple(prompt), written.ids, (1,) * len(written.ids), self._decode(written.ids), written.log_probs
-            )
+            turn = self._turn(prompt, written.ids, written.log_probs)
             wrote.set_result(turn)
         except BaseException as error:
             wrote.set_exception(error)
             raise
         finally:
             self._policy.end()
+        return await self._grade(example, turn, started, time.perf_counter() - clock, version, temperature)
+
+    async def _grade(
+        self, example: Example, turn: Turn, started: float, seconds: float, version: int, temperature: float
+    ) -> Rollout:
+        """The rollout of a turn that took the policy so many `seconds` from when it `started`."""
         event = Event(
             "policy",
             "policy",
             started,
-            time.perf_counter() - clock,
+            seconds,
             {"messages": policy_messages(example, self._workflow)},
             {"text": turn.text},
             len(turn.prompt_ids),

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -95,9 +95,13 @@ def make(
     rollouts: Rollouts,
     settings: params.Train,
     folder: Path,
+    state: Callable[[], Mapping[str, Any]],
     finish: Callable[[Path], None],
 ) -> Any:
-    """A trainer of the model's adapter, with its checkpoints in `folder`; `finish` completes one before it counts."""
+    """A trainer of the model's adapter, with its checkpoints in `folder`.
+
+    Each has the `state` of all that is not TRL's, and `finish` completes its files before it counts.
+    """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     logging.getLogger("trl").setLevel(logging.ERROR)
     from datasets import Dataset
@@ -280,7 +284,7 @@ def make(
 
         def _save_checkpoint(self, model: Any, trial: Any) -> None:
             number = self.state.global_step
-            with checkpoint.writing(folder, number, rollouts.state()) as self._part:
+            with checkpoint.writing(folder, number, state()) as self._part:
                 Trainer._save_checkpoint(self, model, trial)  # noqa: SLF001 - TRL's would add a model card each time
                 finish(self._part / f"checkpoint-{number}")
             checkpoint.keep(folder, KEPT)
