@@ -14,7 +14,7 @@ import pytest
 from rich.progress import Progress
 
 from gradeflow import __main__ as cli
-from gradeflow import adapter, dataset, evaluate, jsonl, tracking, train_grpo
+from gradeflow import adapter, evaluate, jsonl, tracking, train_grpo
 from gradeflow.errors import AuditError, ProviderError
 from gradeflow.grpo.rollouts import Batch
 from gradeflow.params import Params
@@ -29,24 +29,12 @@ SMALL = {**tiny.TWO_STEPS, "train__val_samples": 8, "train__trace_rollouts": 1}
 THEN_EVALUATED = {**SMALL, "evaluate__limit": 4, "evaluate__after_training": True}
 
 
-def answer(messages: list[dict[str, str]]) -> str:
-    """The executor's part: right for plain questions, with or without reasoning, wrong where code is asked for."""
-    asked = messages[-1]["content"]
-    if "Candidate: <<<" in asked:
-        return "<true_false>False</true_false>"
-    examples = (example for split in dataset.NAMES for example in dataset.read(split).examples)
-    example = next((example for example in examples if example.problem in asked), None)
-    if example is None or "solve()" in asked or "complete Python function" in asked:
-        return "nonsense"
-    return f"<answer>{example.ground_truth}</answer>" if "<answer>" in asked else example.ground_truth
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Params, str]]:
     """A project folder, its settings and the id of a finished training run."""
     folder = tmp_path_factory.mktemp("project")
     tiny.project(folder)
-    with pytest.MonkeyPatch.context() as patch, ChatServer(answer) as server:
+    with pytest.MonkeyPatch.context() as patch, ChatServer(tiny.executor(folder)) as server:
         patch.chdir(folder)
         settings = tiny.settings(folder, taught=True, models__base__url=server.url, **THEN_EVALUATED)
         train_grpo.main(settings)
@@ -216,7 +204,7 @@ def test_training_stops_where_the_judge_calls_wrong_answers_right(trained: tuple
     steps = points(run.info.run_id, "judge/false_positive_rate")
     assert [step for step, _ in points(run.info.run_id, "train/loss")][-1] == steps[-1][0]
     assert steps[-1][1] == 1.0
-    assert (Path("runs/train_grpo") / run.info.run_id / "best" / "adapter_model.safetensors").exists()
+    assert len(list((Path("runs/train_grpo") / run.info.run_id).glob("best-*/adapter_model.safetensors"))) == 1
 
 
 def test_a_model_that_goes_away_ends_training_with_a_status_of_its_own_and_the_same_command_goes_on(
@@ -232,7 +220,7 @@ def test_a_model_that_goes_away_ends_training_with_a_status_of_its_own_and_the_s
         return "500" if not mended and validated() - before else None
 
     before = validated()
-    with ChatServer(answer, fault) as server:
+    with ChatServer(tiny.executor(trained[0]), fault) as server:
         changes = tiny.changes(
             trained[0],
             **SMALL,

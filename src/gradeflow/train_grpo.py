@@ -30,6 +30,7 @@ from gradeflow.workflow.run import FAILURES
 # A file in checkpoints that have been validated.
 VALIDATED = "validated"
 FAULTS = "faults/"
+VALIDATION = "val_accuracy"
 SECTIONS = ("train", "base", "models", "workflow", "judge", "scorer", "sandbox")
 
 
@@ -93,8 +94,7 @@ def _train(
         for caution in known:
             progress.console.print(f"warning: {caution}", style="yellow", highlight=False)
         questions = validation[: params.train.val_samples]
-        had = {name.removeprefix(FAULTS) for name in tracking.read_metrics(run.id) if name.startswith(FAULTS)}
-        watcher = Watcher(params, course, questions, run, progress, folder, had)
+        watcher = Watcher(params, course, questions, run, progress, folder, tracking.read_facts(run.id).latest)
         if watcher.catch_up() < params.train.max_steps:  # the trainer would take one more step
             loop.train(course, params.train, params.workflow, watcher)
     watcher.finish()
@@ -110,34 +110,49 @@ class Watcher:
     run: tracking.Run
     progress: Progress
     folder: Path
-    causes: set[str]
-    """Of faults that the run has had; they count 0 from then on where they do not happen."""
+    before: Mapping[str, tracking.Point]
+    """The newest points of a run that goes on. A step or validation that it has is done again, and not told again."""
     task: Any = None
+
+    def __post_init__(self) -> None:
+        self.causes = {name.removeprefix(FAULTS) for name in self.before if name.startswith(FAULTS)}
+        """Of faults that the run has had; they count 0 from then on where they do not happen."""
 
     def step(self, number: int, logs: Mapping[str, float], batch: Batch) -> None:
         metrics = step_metrics(number, logs, batch, self.params.workflow.operators)
         metrics |= fault_metrics(batch, self.causes)
         self.causes |= {name.removeprefix(FAULTS) for name in metrics if name.startswith(FAULTS)}
-        self.run.log_metrics(metrics | self.course.environment.clients.figures(), step=number)
+        if not self._has("train/step", number):
+            if number % self.params.train.eval_every == 0:
+                self._show(batch, number)
+            self.run.log_metrics(metrics | self._asked(), step=number)  # last: with them the run has all of the step
         if self.task is None:
             self.task = self.progress.add_task("train_grpo", total=self.params.train.max_steps)
         said = f"train_grpo  accuracy {metrics['train/accuracy']:.0%}  valid {metrics['rollouts/valid_share']:.0%}"
         self.progress.update(self.task, completed=number, description=said)
-        if number % self.params.train.eval_every == 0:
-            self._show(batch, number)
+
+    def _has(self, metric: str, number: int) -> bool:
+        return metric in self.before and self.before[metric].step >= number
+
+    def _asked(self) -> dict[str, float]:
+        """What the run has asked of its models so far, what was done again after an interruption too."""
+        before = {name: point.value for name, point in self.before.items() if name.startswith("llm/")}
+        now = self.course.environment.clients.figures()
+        return {name: before.get(name, 0.0) + now.get(name, 0.0) for name in before | now}
 
     def _show(self, batch: Batch, number: int) -> None:
         rows = [rollout_row(rollout) for rollout in batch.rollouts]
         self.run.log_table(f"rollouts/step_{number:06d}.json", rows[: self.params.train.log_rollouts])
-        for group in batch.groups[: self.params.train.trace_rollouts]:
-            judge = self.course.environment.judge
-            self.run.log_rollout_trace(group[0], number, judge.model if judge else "")
+        judge = self.course.environment.judge
+        for place, group in enumerate(batch.groups[: self.params.train.trace_rollouts]):
+            self.run.log_rollout_trace(group[0], number, judge.model if judge else "", name=f"{number}/{place}")
 
     def catch_up(self) -> int:
         """Validate what has not been: the start, or a checkpoint that was written last. Returns its step."""
         last = checkpoint.newest(self.course.folder)
         if last is None:
-            self.validate(0)
+            if not self._has(VALIDATION, 0):
+                self.validate(0)
             return 0
         number = checkpoint.number_of(last)
         if not (last / VALIDATED).exists():
@@ -177,28 +192,28 @@ class Watcher:
         )
         samples = [one.sample for one in graded]
         metrics = validation_metrics(samples, statistics.fmean(one.cost for one in graded))
-        self.run.log_metrics(metrics, step=number)
-        self.run.log_table(f"validation/step_{number:06d}.json", [sample.to_row() for sample in samples])
-        if "val_accuracy" not in metrics:
+        if not self._has(VALIDATION, number):
+            self.run.log_table(f"validation/step_{number:06d}.json", [sample.to_row() for sample in samples])
+        if VALIDATION not in metrics:
             raise TooManyFaults(
                 f"step {number}: no validation question has a score ({_counts(s.fault for s in samples)}). When "
                 f"{self.course.environment.needs} answer again, the same command goes on from the last checkpoint",
                 cause="validation",
             )
+        if not self._has(VALIDATION, number):
+            self.run.log_metrics(metrics, step=number)
         self.progress.console.print(
             f"step {number}: validation accuracy {metrics['val_accuracy']:.1%}, valid {metrics['val_success_rate']:.1%}"
         )
-        return metrics["val_accuracy"]
+        return metrics[VALIDATION]
 
     def _best(self) -> tuple[float, int] | None:
-        file = self.folder / "best" / "score.txt"
-        if not file.exists():
-            return None
-        score, number = file.read_text().split()
-        return float(score), int(number)
+        """Score and step of the best checkpoint so far; of equal ones the later."""
+        scores = [file.read_text().split() for file in self.folder.glob("best-*/score.txt")]
+        return max(((float(score), int(number)) for score, number in scores), default=None)
 
     def _keep(self, folder: Path, number: int, score: float) -> None:
-        fresh, best = self.folder / "best.part", self.folder / "best"
+        fresh, best = self.folder / "part", self.folder / f"best-{number}"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         for name in ("adapter_model.safetensors", adapter.CONFIG):
@@ -206,13 +221,16 @@ class Watcher:
         (fresh / "score.txt").write_text(f"{score} {number}")
         shutil.rmtree(best, ignore_errors=True)
         fresh.rename(best)
+        for other in self.folder.glob("best-*"):
+            if other != best:
+                shutil.rmtree(other)
 
     def finish(self) -> None:
         """Check that the best adapter is whole and changes the model, and make it the run's result."""
         best = self._best()
         assert best is not None
         score, number = best
-        folder = self.folder / "best"
+        folder = self.folder / f"best-{number}"
         facts = adapter.validate(folder, self.course.identity)
         self.course.model.load_adapter(str(folder), "best")
         self.course.model.set_adapter("best")
@@ -222,7 +240,8 @@ class Watcher:
         shutil.copytree(folder, result, ignore=shutil.ignore_patterns("score.txt"))
         self.run.log_artifacts(result, "adapter")
         self.run.set_tags({"gradeflow.adapter.digest": facts.digest, "gradeflow.adapter.step": str(number)})
-        self.run.log_metrics({"best/val_accuracy": score, "best/step": number})
+        if not self._has("best/step", 0):
+            self.run.log_metrics({"best/val_accuracy": score, "best/step": number})
         self.progress.console.print(f"best checkpoint: step {number}, adapter {facts.digest[:12]}, in {result}")
 
 

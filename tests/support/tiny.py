@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from gradeflow import dataset, jsonl, params, sources
@@ -67,3 +68,20 @@ def project(folder: Path, rows: int = 8) -> None:
         md5 = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
         outs.append({"path": f"data/mixed/{name}", "md5": md5})
     (folder / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": {"mix": {"cmd": "", "outs": outs}}}))
+
+
+def executor(project: Path) -> Callable[[list[dict[str, str]]], str]:
+    """A stand-in for executor and judge: right for plain questions, nonsense for code; as a judge it says no."""
+    splits = [dataset.read(split, project).examples for split in dataset.NAMES]
+    truths = {example.problem: example.ground_truth for examples in splits for example in examples}
+
+    def answer(messages: list[dict[str, str]]) -> str:
+        asked = messages[-1]["content"]
+        if "Candidate: <<<" in asked:
+            return "<true_false>False</true_false>"
+        truth = next((truth for problem, truth in truths.items() if problem in asked), None)
+        if truth is None or "solve()" in asked or "complete Python function" in asked:
+            return "nonsense"
+        return f"<answer>{truth}</answer>" if "<answer>" in asked else truth
+
+    return answer

@@ -59,6 +59,16 @@ def test_runs_with_the_same_seed_keep_their_own_traces_and_draw_the_same_numbers
     assert (len(traces), len(numbers)) == (2, 1)
 
 
+def test_a_rollout_that_is_logged_again_under_its_name_is_one_trace_with_one_score(store: Path) -> None:
+    with tracking.start_run("named", {}) as run:
+        named = {run.log_rollout_trace(judged(), 5, name=name) for name in ("5/0", "5/0", "5/1")}
+        run.flush()
+        named.add(run.log_rollout_trace(judged(), 5, name="5/0"))
+    found = client().search_traces(locations=[run.experiment], run_id=run.id)
+    assert sorted(trace.info.trace_id for trace in found) == sorted(named)
+    assert [(len(trace.data.spans), len(trace.info.assessments)) for trace in found] == [(9, 1), (9, 1)]
+
+
 def test_an_abstention_is_no_score_in_a_trace(store: Path) -> None:
     sample = replace(judged().sample, score=None, by="", fault="judge_down")
     unscored = replace(judged(), sample=sample, reason="judge: no reply")

@@ -89,12 +89,12 @@ class Run:
         folder, file = _split(name)
         self._outbox.add_file(lambda own: figure.savefig(own / file), {"folder": folder})
 
-    def log_rollout_trace(self, rollout: Rollout, step: int, judge: str = "") -> str:
+    def log_rollout_trace(self, rollout: Rollout, step: int, judge: str = "", *, name: str = "") -> str:
         """Store a rollout as one trace: events as spans, the score as feedback, `judge` as the source of a verdict.
 
-        Returns the trace's id.
+        Returns the trace's id. Of one `name` the run has a single trace, however often it is logged.
         """
-        trace = traces.record(rollout, step, judge, self.id, self.experiment)
+        trace = traces.record(rollout, step, judge, self.id, self.experiment, name)
         self._outbox.add({"trace": trace})
         return f"tr-{trace['id']}"
 
@@ -179,7 +179,7 @@ def _open(
 ) -> Run:
     given = os.environ.pop("MLFLOW_RUN_ID", None)  # joined once: the process's further runs are their own
     client = store.client()
-    run_id = resume or given or _create(stage)
+    run_id = resume or given or _create(stage, fingerprint)
     found = client.get_run(run_id)
     if found.info.lifecycle_stage != "active":
         raise TrackingError(f"run {run_id} is deleted. Restore it, or start without it")
@@ -204,11 +204,13 @@ def _title(stage: str, run_id: str) -> str:
     return f"{stage} {run_id[:8]}"
 
 
-def _create(stage: str) -> str:
+def _create(stage: str, fingerprint: str | None) -> str:
+    """A run that is found by its stage and fingerprint from the first."""
     from mlflow.tracking.context.registry import resolve_tags
 
     client = store.client()
-    made = client.create_run(store.in_use().experiment, tags=resolve_tags({}), run_name=stage)
+    tags = {STAGE: stage, **({FINGERPRINT: fingerprint} if fingerprint else {})}
+    made = client.create_run(store.in_use().experiment, tags=resolve_tags(tags), run_name=stage)
     client.update_run(made.info.run_id, name=_title(stage, made.info.run_id))
     return str(made.info.run_id)
 

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from gradeflow import digest
 from gradeflow.types import Event, Rollout
 
 _SPAN_TYPES: Mapping[str, str] = {
@@ -24,8 +25,11 @@ _SPAN_TYPES: Mapping[str, str] = {
 PREVIEW = 1000
 
 
-def record(rollout: Rollout, step: int, judge: str, run: str, experiment: str) -> dict[str, Any]:
-    """The rollout with events as spans, and the score as feedback, of which `judge` is the source for a verdict."""
+def record(rollout: Rollout, step: int, judge: str, run: str, experiment: str, name: str = "") -> dict[str, Any]:
+    """The rollout with events as spans, and the score as feedback, of which `judge` is the source for a verdict.
+
+    The trace's id follows from run and `name`; without one it is drawn.
+    """
     events, sample = rollout.events, rollout.sample
     started = min((event.started for event in events), default=time.time())
     ended = max((event.started + event.seconds for event in events), default=started)
@@ -37,7 +41,7 @@ def record(rollout: Rollout, step: int, judge: str, run: str, experiment: str) -
         "fault": sample.fault,
         "reason": rollout.reason,
     }
-    trace = uuid.uuid4().hex
+    trace = digest.of_json([run, name])[:32] if name else uuid.uuid4().hex
     root = _span(trace, 0, None, "rollout", "AGENT", started, ended, asked, answered)
     return {
         "id": trace,
@@ -50,7 +54,7 @@ def record(rollout: Rollout, step: int, judge: str, run: str, experiment: str) -
         "tags": {"mlflow.traceName": "rollout", "kind": rollout.example.kind, "step": str(step)},
         "spans": [root, *(_span_of(trace, number, event) for number, event in enumerate(events, start=1))],
         "score": {
-            "id": f"a-{uuid.uuid4().hex}",
+            "id": f"a-{trace}",
             "at_ms": int(time.time() * 1000),
             "value": sample.score,
             "fault": None if sample.score is not None else sample.fault or "unknown",
