@@ -63,9 +63,10 @@ def left_in(folder: Path) -> Left:
 
 
 def points(client: MlflowClient, run: Run, name: str) -> list[tuple[int, float | None]]:
-    differs = name.startswith("llm/") or name.endswith("seconds")
     found = client.get_metric_history(run.info.run_id, name)
-    return [(point.step, None if differs else point.value) for point in found]
+    if asked := name.startswith("llm/"):  # sums over the whole run
+        assert [point.value for point in found] == sorted(point.value for point in found)
+    return [(point.step, None if asked or name.endswith("seconds") else point.value) for point in found]
 
 
 def files(client: MlflowClient, run: str, folder: str = "") -> Iterator[str]:
