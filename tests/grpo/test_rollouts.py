@@ -205,7 +205,8 @@ def test_what_is_on_its_way_can_be_thrown_away_and_asked_again_of_another_policy
     """An interruption right then, too, loses no question."""
     with rollouts(Grader(lambda _: GOOD), train__staleness=1) as (found, writer):
         found.take(0, 1.0, nothing)
-        on_their_way, seeds = found.state()["again"], writer.seeds[-2 * GROUP :]
+        on_their_way = [flight["example"] for flight in found.state()["flights"]]
+        seeds = writer.seeds[-2 * GROUP :]
         found.start_again()
         assert found.state()["again"] == on_their_way
         batch = found.take(1, 1.0, nothing)

@@ -359,7 +359,7 @@ def trained(small: Small, policy: Any) -> list[dict[str, Any]]:
 
     course, settings = small.course, small.settings
     rollouts = loop.rollouts_of(course, settings.train, settings.workflow, policy)
-    made = trainer.make(course.model, course.tokenizer, rollouts, settings.train, course.folder, lambda _: None)
+    made = trainer.make(course.model, course.tokenizer, rollouts, settings.train, course.folder, dict, lambda _: None)
     found: list[dict[str, Any]] = []
 
     class Look(TrainerCallback):
