@@ -14,6 +14,17 @@ from support import evaluation
 SETTINGS = params.Tracking(uri="", experiment="gradeflow-tests")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """With several threads MKL's sums may differ in their last bits from one run to the next."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def _store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")

@@ -82,6 +82,13 @@ def leaving_room() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def settle_threads() -> None:
+    """Have MKL split its sums from the first one on as it does once `leave_room` has been: to the last bit."""
+    import torch
+
+    torch.set_num_threads(torch.get_num_threads())  # which also switches off MKL's own choice
+
+
 def load(settings: params.Base, dtype: str = "float32") -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -126,6 +126,7 @@ def test_a_collapsed_run_goes_back_lowers_its_rate_and_goes_on(tmp_path: Path) -
         assert all(torch.equal(weight, saved[name.replace(".default", "")]) for name, weight in seen.weights[2].items())
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("last", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_collapses_and_goes_back_as_the_uninterrupted_one(last: int, tmp_path: Path) -> None:
     """Killed a step after the checkpoint before the collapse, or after the one that has gone back already."""

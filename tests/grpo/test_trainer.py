@@ -278,6 +278,7 @@ def test_the_base_is_bit_for_bit_what_it_was(kl_coef: float, tmp_path: Path) -> 
         assert not any(torch.equal(first[name], last[name]) for name in first if "lora_B" in name)
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_run_that_goes_on_ends_as_one_without_an_interruption(staleness: int, tmp_path: Path) -> None:
     """It learns from the same rollouts, and its adapter is the same to the last bit."""

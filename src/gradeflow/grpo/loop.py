@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gradeflow import adapter, llm, params
+from gradeflow import adapter, llm, models, params
 from gradeflow.adapter import BaseIdentity
 from gradeflow.audit import Alarm
 from gradeflow.background import Background
@@ -121,6 +121,7 @@ def train(course: Course, settings: params.Train, workflow: params.Workflow, wat
 
 
 def _train(course: Course, rollouts: Rollouts, settings: params.Train, watcher: Watcher) -> None:
+    models.settle_threads()
     rollback = Rollback(course.model, rollouts, settings)
     alarm = Alarm(course.environment.judge)
     last = checkpoint.newest(course.folder)
