@@ -86,7 +86,7 @@ def _train(
             "gradeflow.base.revision": identity.revision,
             "gradeflow.base.digest": identity.digest,
             "gradeflow.scorer.version": environment.scorer.version,
-            **({"gradeflow.cautions": "\n".join(known)} if known else {}),
+            "gradeflow.cautions": "\n".join(known),
         }
     )
     course = loop.Course(model, tokenizer, identity, train, environment, background, folder / "checkpoints")
