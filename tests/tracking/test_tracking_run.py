@@ -19,10 +19,10 @@ pytestmark = [
 
 def test_runs_go_below_the_given_folder_by_default(store: Path) -> None:
     with tracking.start_run("place", {}) as run:
-        run.log_text("hello", "folder/note.txt")
+        run.log_text("hello", "folder/placed.txt")
     assert (store / "mlflow.db").is_file()
-    assert [file.read_text() for file in (store / "mlruns").rglob("note.txt")] == ["hello"]
-    assert tracking.read_text(run.id, "folder/note.txt") == "hello"
+    assert [file.read_text() for file in (store / "mlruns").rglob("placed.txt")] == ["hello"]
+    assert tracking.read_text(run.id, "folder/placed.txt") == "hello"
 
 
 def test_a_store_without_room_is_told_in_one_line(store: Path, small_disk: Path) -> None:
@@ -40,13 +40,13 @@ def test_a_store_without_room_is_told_in_one_line(store: Path, small_disk: Path)
 
 
 def test_runs_of_one_stage_have_names_that_tell_them_apart(store: Path) -> None:
-    with tracking.start_run("named", {}) as run:
+    with tracking.start_run("told-apart", {}) as run:
         pass
-    tracking.note_reuse("named", run.id, chain="later")
+    tracking.note_reuse("told-apart", run.id, chain="later")
     names = [
-        found.info.run_name for found in client().search_runs([run.experiment], "tags.`gradeflow.stage` = 'named'")
+        found.info.run_name for found in client().search_runs([run.experiment], "tags.`gradeflow.stage` = 'told-apart'")
     ]
-    assert names == [f"named {run.id[:8]} (reused)", f"named {run.id[:8]}"]
+    assert names == [f"told-apart {run.id[:8]} (reused)", f"told-apart {run.id[:8]}"]
 
 
 def test_settings_become_flat_params(store: Path) -> None:
