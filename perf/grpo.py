@@ -145,12 +145,10 @@ def ours(task: Task) -> Run:
 
 def stock(task: Task) -> Run:
     from datasets import Dataset
-    from peft import LoraConfig
     from transformers import PrinterCallback, TrainerCallback
     from trl import GRPOTrainer
 
     clock, settings = Clock(), task.settings
-    lora = settings.train.lora
 
     async def reward(completions: Sequence[Any], **_: Any) -> list[float]:
         return list(await asyncio.gather(*(task.score(said[-1]["content"]) for said in completions)))
@@ -169,13 +167,7 @@ def stock(task: Task) -> Run:
                 [{"prompt": policy_messages(one, settings.workflow)} for one in task.examples]
             ),
             processing_class=task.tokenizer,
-            peft_config=LoraConfig(
-                task_type="CAUSAL_LM",
-                r=lora.rank,
-                lora_alpha=lora.alpha,
-                lora_dropout=lora.dropout,
-                target_modules=lora.target_modules,
-            ),
+            peft_config=loop.lora_config(settings.train.lora),
         )
         made.remove_callback(PrinterCallback)
         made.add_callback(Report())

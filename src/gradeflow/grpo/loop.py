@@ -24,7 +24,7 @@ from gradeflow.grpo.rollouts import Batch, Rollouts
 from gradeflow.types import Example
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from peft import LoraConfig, PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -54,16 +54,22 @@ class Course:
 
 def attach_adapter(model: "PreTrainedModel", settings: params.Lora) -> "PeftModel":
     """A fresh LoRA adapter on the model; B starts at zero, so the policy starts as the base."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    config = LoraConfig(
+    return get_peft_model(model, lora_config(settings))
+
+
+def lora_config(settings: params.Lora) -> "LoraConfig":
+    """PEFT's configuration of these settings."""
+    from peft import LoraConfig
+
+    return LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=settings.target_modules,
     )
-    return get_peft_model(model, config)
 
 
 async def require_ready(settings: params.Train) -> None:
