@@ -100,7 +100,7 @@ def trained(settings: params.Params, said: str, background: Background) -> Outco
             examples = dataset.read("train").examples
             course = loop.Course(model, tokenizer, identity, examples, environment, background, Path(folder))
             try:
-                loop.train(course, settings.train, settings.workflow, watcher)
+                loop.train(course, settings.train, watcher)
             except CollapseError as error:
                 watcher.collapses.append(str(error))
                 print(f"{said}: {error}", flush=True)

@@ -30,7 +30,7 @@ from gradeflow.adapter import BaseIdentity
 from gradeflow.background import Background
 from gradeflow.embedded import curriculum, teach
 from gradeflow.grpo import loop, policy, trainer
-from gradeflow.grpo.environment import Graded
+from gradeflow.grpo.environment import Graded, Writer
 from gradeflow.grpo.rollouts import Batch
 from gradeflow.types import Example, Sample
 from gradeflow.workflow.program import ProgramError, parse, policy_messages
@@ -108,7 +108,9 @@ class TextEnvironment:
     def __init__(self, task: Task) -> None:
         self._task = task
 
-    async def grade(self, text: str, example: Example) -> Graded:
+    async def episode(self, example: Example, writer: Writer) -> Graded:
+        text = await writer.write(policy_messages(example, self._task.settings.workflow))
+        writer.done()
         score = await self._task.score(text)
         sample = Sample(example.id, "", example.source, example.kind, text, text, score, "number", valid=True)
         return Graded(sample, (), 0.0)
@@ -139,7 +141,7 @@ def ours(task: Task) -> Run:
     environment: Any = TextEnvironment(task)
     with tempfile.TemporaryDirectory() as folder, Background() as background:
         course = loop.Course(model, task.tokenizer, IDENTITY, task.examples, environment, background, Path(folder))
-        loop.train(course, settings.train, settings.workflow, clock)
+        loop.train(course, settings.train, clock)
     return clock.run
 
 

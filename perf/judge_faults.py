@@ -105,7 +105,7 @@ def trained(settings: params.Params, arm: Arm, share: float, kind: str, backgrou
         with tempfile.TemporaryDirectory() as folder:
             course = loop.Course(model, tokenizer, identity, examples, environment, background, Path(folder))
             environment.scorer = failing
-            loop.train(course, settings.train, settings.workflow, watcher)
+            loop.train(course, settings.train, watcher)
         return watcher.curve
     finally:
         background.run(environment.close())

@@ -11,6 +11,7 @@ from gradeflow import agent, params
 from gradeflow.agent import Episode, experiment_code, extract_tag_content, observe, shorten
 from gradeflow.benchmarks import TaskDefinition
 from gradeflow.errors import DataError, ProviderError
+from gradeflow.handlers import handler_of
 from gradeflow.llm import ScriptedClient
 from gradeflow.prompt import Message
 from gradeflow.sandbox import Execution, Sandbox
@@ -50,13 +51,18 @@ def write(text: str) -> str:
     return f"open('submission_toy-1_abc123.csv', 'w').write({text!r})"
 
 
-def solved(task: TaskDefinition, workspace: Workspace, replies: Replies, max_turns: int = 3) -> Episode:
-    settings = SETTINGS.solve.model_copy(update={"max_turns": max_turns, "memory_mb": 1024, "sandbox_timeout_s": 20.0})
+def solved(
+    task: TaskDefinition, workspace: Workspace, replies: Replies, max_turns: int = 3, *, review: bool = False
+) -> Episode:
+    changes = {"max_turns": max_turns, "review": review, "memory_mb": 1024, "sandbox_timeout_s": 20.0}
+    settings = SETTINGS.solve.model_copy(update=changes)
 
     async def run() -> Episode:
         sandbox = Sandbox(SETTINGS.sandbox)
         try:
-            return await agent.solve(task, workspace, ScriptedClient(replies), sandbox, settings)
+            with handler_of(task) as handler:
+                given = handler.prepare_input(task)
+                return await agent.solve(given, workspace, ScriptedClient(replies), sandbox, settings)
         finally:
             await sandbox.close()
 
@@ -81,7 +87,7 @@ def test_an_experiment_that_ends_well_and_leaves_a_file_is_a_success(
 
 def test_the_first_message_names_the_files_and_the_submission(task: TaskDefinition, workspace: Workspace) -> None:
     first = solved(task, workspace, [CONCLUDE]).messages[0]["content"]
-    for fact in ("Find {x}.", "- ./problem.json", "`./submission_toy-1_abc123.csv`", "3 experiments"):
+    for fact in ("Find {x}.", "problem.json", "`./submission_toy-1_abc123.csv`", "3 experiments"):
         assert fact in first
     assert task.payload["public_data_dir"] not in first
 
@@ -185,9 +191,72 @@ def test_links_among_the_public_files_stop_the_run(task: TaskDefinition, workspa
         solved(task, workspace, [CONCLUDE])
 
 
-def test_tasks_of_another_type_are_refused(task: TaskDefinition, workspace: Workspace) -> None:
-    with pytest.raises(DataError, match="tasks of type code"):
-        solved(TaskDefinition("toy-1", "code", {}), workspace, [CONCLUDE])
+def test_a_question_is_answered_in_a_file(workspace: Workspace) -> None:
+    asked = TaskDefinition("toy-2", "qa", {"question": "How much is {6} times 7?"})
+    replies = [experiment("print(open('problem.txt').read())\nopen('answer.txt', 'w').write('42')"), CONCLUDE]
+    episode = solved(asked, workspace, replies)
+    assert "How much is {6} times 7?" in episode.messages[0]["content"]
+    assert "Execution succeeded.\nHow much is {6} times 7?\n" in episode.messages[2]["content"]
+    assert episode.submission is not None
+    assert episode.submission.read_text() == "42"
+
+
+def reviewed(**changes: object) -> str:
+    done = {"is_buggy": False, "summary": "s", "completion_state": "complete", "quality_score": 0.7}
+    return f"Here it is: {json.dumps(done | {'should_continue': False} | changes)}"
+
+
+def test_a_review_that_finds_the_work_done_ends_it(task: TaskDefinition, workspace: Workspace) -> None:
+    replies = [experiment(write("first")), reviewed(), experiment(write("second"))]
+    episode = solved(task, workspace, replies, review=True)
+    assert (episode.turns, episode.experiments) == (2, 1)
+    assert "last experiment" in episode.messages[2]["content"]
+    assert episode.submission is not None
+    assert episode.submission.read_text() == "first"
+    (row,) = lines(workspace, "experiment_reviews")
+    assert (row["iteration"], row["finalized"], row["review"]["summary"]) == (1, True, "s")
+    assert row["experiment_code"] == write("first") + "\n"
+    assert row["observation"].startswith("<Observation>")
+    assert [event.kind for event in episode.events] == ["turn", "chat", "sandbox", "chat", "turn", "chat"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        reviewed(is_buggy=True),
+        reviewed(should_continue=True),
+        reviewed(quality_score=0.69),
+        reviewed(completion_state="in_progress"),
+        reviewed(completion_state="partial", thoroughness_score=0.59),
+        reviewed(quality_score=7),
+        "It looks fine to me.",
+        "",
+    ],
+)
+def test_any_other_review_does_not(task: TaskDefinition, workspace: Workspace, reply: str) -> None:
+    episode = solved(task, workspace, [experiment(write("x")), reply, CONCLUDE], review=True)
+    assert "2 left" in episode.messages[2]["content"]
+    assert [row["finalized"] for row in lines(workspace, "experiment_reviews")] == [False]
+
+
+def test_partial_work_that_is_thorough_is_done(task: TaskDefinition, workspace: Workspace) -> None:
+    reply = reviewed(completion_state="partial", thoroughness_score=0.6)
+    assert (
+        "last experiment"
+        in solved(task, workspace, [experiment(write("x")), reply, CONCLUDE], review=True).messages[2]["content"]
+    )
+
+
+def test_work_without_a_submission_is_not_done_whatever_a_review_says(
+    task: TaskDefinition, workspace: Workspace
+) -> None:
+    replies = [experiment("print(1)"), reviewed(), experiment(write("x")), reviewed(), CONCLUDE]
+    assert solved(task, workspace, replies, review=True).success
+
+
+def test_after_the_last_experiment_there_is_no_review(task: TaskDefinition, workspace: Workspace) -> None:
+    solved(task, workspace, [experiment(write("x")), CONCLUDE], max_turns=1, review=True)
+    assert not (workspace.telemetry / "experiment_reviews.jsonl").exists()
 
 
 def test_the_conversation_is_written_as_events(task: TaskDefinition, workspace: Workspace) -> None:

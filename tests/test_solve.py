@@ -3,23 +3,27 @@
 import asyncio
 import csv
 import json
+import os
 import re
+import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gradeflow import benchmarks, params, solve, tracking
+from gradeflow import agent, attempt, benchmarks, outcomes, params, results_file, solve, tracking
 from gradeflow.attempt import Attempt, solve_task
 from gradeflow.benchmarks import Competition
 from gradeflow.benchmarks.engineering import Blend
-from gradeflow.errors import DataError, Fault, GraderError, ProviderError, SettingsError
+from gradeflow.errors import DataError, Fault, GraderError, ProviderError, SettingsError, TooManyFaults
 from gradeflow.llm import ScriptedClient
 from gradeflow.params import Params
 from gradeflow.redact import REDACTED
 from gradeflow.sandbox import Sandbox
 from support.chat_server import ChatServer
+from support.tracked import client
 
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
 OPTIMUM = str(Blend.make(seed=0).optimum())
@@ -60,6 +64,7 @@ def settings(tmp_path: Path, **overrides: str) -> Params:
             "solve.log_path": str(tmp_path / "results"),
             "solve.memory_mb": "1024",
             "solve.sandbox_timeout_s": "30",
+            "solve.review": "false",
             "tracking.experiment": tmp_path.name,
             **overrides,
         },
@@ -92,7 +97,7 @@ def metadata(tmp_path: Path) -> dict:
 
 
 def results(tmp_path: Path) -> dict[str, str]:
-    (path,) = (tmp_path / "results" / "scientific_on_engineering").iterdir()
+    (path,) = (tmp_path / "results" / "scientific_on_engineering").glob("*.csv")
     assert re.fullmatch(r"engineering_results_\d{8}_\d{6}\.csv", path.name)
     with path.open(newline="") as file:
         (line,) = csv.DictReader(file)
@@ -116,6 +121,8 @@ def test_a_solved_task_leaves_this_tree(tmp_path: Path, blending: Competition) -
         "modeling_run_builtin_blending#/artifacts",
         "modeling_run_builtin_blending#/artifacts/sandbox_scripts",
         "modeling_run_builtin_blending#/artifacts/sandbox_scripts/_sandbox_script_#.py",
+        "modeling_run_builtin_blending#/artifacts/summary.json",
+        "modeling_run_builtin_blending#/artifacts/summary_readable.txt",
         "modeling_run_builtin_blending#/artifacts/telemetry",
         "modeling_run_builtin_blending#/artifacts/telemetry/conversation.jsonl",
         "modeling_run_builtin_blending#/artifacts/telemetry/grade_reports.jsonl",
@@ -145,7 +152,7 @@ def test_an_invalid_submission_has_no_score(tmp_path: Path, blending: Competitio
     attempt = attempted(tmp_path, blending, [submit("id,answer\nbuiltin-blending,about 300\n"), CONCLUDE])
     report = attempt.report
     assert (report.score, report.submission_exists, report.valid_submission) == (None, True, False)
-    assert "solve/score" not in solve.metrics(attempt)
+    assert "solve/score" not in outcomes.metrics(attempt)
     assert "invalid submission" in solve.summary(attempt)
 
 
@@ -245,7 +252,7 @@ def test_solve_runs_from_endpoint_to_tracked_grade(
             tmp_path,
             **endpoint(server.url, **{"models.base.output_cost": "1000", "solve.benchmark": "engineeringbench"}),
         )
-        solve.main(chosen, task="builtin-blending")
+        solve.main(chosen, task=["builtin-blending"])
     assert "builtin-blending: score 1, gold medal, 2 turns" in capsys.readouterr().out
     run_id = tracking.find_stage("solve")
     assert run_id is not None
@@ -253,16 +260,16 @@ def test_solve_runs_from_endpoint_to_tracked_grade(
     assert (measured["solve/score"], measured["solve/any_medal"], measured["solve/turns"]) == (1.0, 1.0, 2.0)
     assert measured["solve/cost"] == pytest.approx(measured["solve/completion_tokens"] / 1000)
     tags = tracking.read_tags(run_id)
-    assert (tags[solve.TASK], tags[solve.BENCHMARK], tags[solve.MODEL]) == (
+    assert (tags[outcomes.TASK], tags[solve.BENCHMARK], tags[solve.MODEL]) == (
         "builtin-blending",
         "engineering",
         "stand-in",
     )
-    assert set(json.loads(tags["gradeflow.prompts"])) == set(solve.PROMPTS)
+    assert set(json.loads(tags["gradeflow.prompts"])) == set(agent.PROMPTS)
     kept = tracking.download_artifact(run_id, "artifacts/telemetry/run_metadata.json", tmp_path / "kept")
     assert json.loads(kept.read_text())["summary"]["grade_score"] == 1.0
     line = results(tmp_path)
-    assert tuple(line) == solve.COLUMNS
+    assert tuple(line) == results_file.COLUMNS
     assert Path(line.pop("submission_path")).read_text().splitlines() == [
         "id,answer",
         f"builtin-blending,@cost[{OPTIMUM}]",
@@ -317,17 +324,143 @@ def test_the_embedded_model_is_not_asked_to_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["../x", "no-such", "builtin-blending/../../x"])
 def test_an_unknown_task_is_named(tmp_path: Path, task: str) -> None:
     with pytest.raises(SettingsError, match=r"solve\.task is .* engineering has builtin-blending"):
-        solve.main(settings(tmp_path, **endpoint("http://127.0.0.1:9/v1")), task=task)
+        solve.main(settings(tmp_path, **endpoint("http://127.0.0.1:9/v1")), task=[task])
     assert not (tmp_path / "results").exists()
 
 
 def test_results_never_replace_others(tmp_path: Path) -> None:
     chosen = settings(tmp_path).solve
-    written = {solve.write_results(chosen, {"competition_id": str(number)}) for number in range(4)}
+    files = [results_file.ResultsFile(chosen) for _ in range(4)]
+    for number, file in enumerate(files):
+        file.add({"competition_id": str(number)})
+    written = {file.path for file in files}
     assert len(written) == 4
     assert sorted(path.read_text().splitlines()[1][0] for path in written) == ["0", "1", "2", "3"]
 
 
 def test_an_experiment_has_processor_time_for_all_its_seconds(tmp_path: Path) -> None:
-    assert solve.limits(settings(tmp_path, **{"solve.sandbox_timeout_s": "600.5"})).cpu_s == 601
-    assert solve.limits(settings(tmp_path, **{"sandbox.cpu_s": "70"})).cpu_s == 70
+    assert attempt.limits(settings(tmp_path, **{"solve.sandbox_timeout_s": "600.5"})).cpu_s == 601
+    assert attempt.limits(settings(tmp_path, **{"sandbox.cpu_s": "70"})).cpu_s == 70
+
+
+def several(tmp_path: Path, url: str, **changes: str) -> Params:
+    return settings(tmp_path, **endpoint(url), **{"solve.seeds": "3", "solve.parallel": "1"} | changes)
+
+
+def rows(tmp_path: Path) -> list[dict[str, str]]:
+    paths = sorted((tmp_path / "results" / "scientific_on_engineering").glob("*.csv"))
+    return [line for path in paths for line in csv.DictReader(path.read_text().splitlines())]
+
+
+def children(run_id: str) -> list[tuple[str, str]]:
+    return sorted((one.tags[outcomes.SEED], one.status) for one in tracking.find_children(run_id))
+
+
+def newest(tmp_path: Path) -> str:
+    (run_id,) = [
+        run.info.run_id
+        for run in client().search_runs(
+            [client().get_experiment_by_name(tmp_path.name).experiment_id],
+            f"tags.`{tracking.STAGE}` = 'solve'",
+        )
+    ]
+    return str(run_id)
+
+
+def test_several_seeds_are_a_run_with_one_below_it_for_each(
+    tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ChatServer(turns(experiment(ENUMERATE), CONCLUDE)) as server:
+        solve.main(several(tmp_path, server.url, **{"solve.parallel": "3"}))
+        assert sorted({body["seed"] for body in server.bodies}) == [0, 1, 2]
+    run_id = newest(tmp_path)
+    assert children(run_id) == [("0", "FINISHED"), ("1", "FINISHED"), ("2", "FINISHED")]
+    measured = tracking.read_metrics(run_id)
+    assert measured["solve/tasks"] == 3
+    assert (measured["solve/any_medal_rate"], measured["solve/any_medal_rate_stderr"]) == (1, 0)
+    table = json.loads(tracking.read_text(run_id, "tasks.json"))
+    assert [row[table["columns"].index("medal")] for row in table["data"]] == ["gold"] * 3
+    assert "any medal: 100.0% ± 0.0%" in capsys.readouterr().out
+    assert [(line["score"], line["gold_medal"]) for line in rows(tmp_path)] == [("1.0", "True")] * 3
+    (_, child, _) = tracking.find_children(run_id)
+    assert json.loads(tracking.read_text(child.id, "report.json"))["score"] == 1.0
+    (trace,) = client().search_traces(
+        locations=[client().get_run(run_id).info.experiment_id], filter_string=f"trace.run_id = '{child.id}'"
+    )
+    assert [span.span_type for span in trace.data.spans][1:] == ["AGENT", "CHAT_MODEL", "TOOL", "AGENT", "CHAT_MODEL"]
+
+
+def test_a_fault_in_one_task_leaves_the_others_and_is_tried_again(tmp_path: Path, store: Path) -> None:
+    with ChatServer(turns(experiment(ENUMERATE), CONCLUDE), faults=[None, None, "503"]) as server:
+        with pytest.raises(TooManyFaults, match=r"1 of 3 tasks have no score.*tries these again") as caught:
+            solve.main(several(tmp_path, server.url))
+        assert caught.value.status == 75
+        run_id = newest(tmp_path)
+        assert children(run_id) == [("0", "FINISHED"), ("1", "FAILED"), ("2", "FINISHED")]
+        assert tracking.read_metrics(run_id)["solve/tasks"] == 2
+        asked = len(server.bodies)
+        solve.main(several(tmp_path, server.url))
+        assert len(server.bodies) == asked + 2
+    assert newest(tmp_path) == run_id
+    assert children(run_id) == [("0", "FINISHED"), ("1", "FAILED"), ("1", "FINISHED"), ("2", "FINISHED")]
+    assert tracking.read_metrics(run_id)["solve/tasks"] == 3
+    assert [line["score"] for line in rows(tmp_path)] == ["1.0", "", "1.0", "1.0"]
+    log = tmp_path / "results" / "scientific_on_engineering" / "engineering_mismatches.log"
+    (mismatch,) = log.read_text().splitlines()
+    assert json.loads(mismatch)["problem"] == "builtin-blending"
+
+
+def test_an_interrupted_benchmark_has_what_was_finished_and_goes_on(tmp_path: Path, store: Path) -> None:
+    reply, interrupted = turns(experiment(ENUMERATE), CONCLUDE), []
+
+    def interrupting(messages: list[dict[str, str]]) -> str:
+        if len(server.bodies) == 3 and not interrupted:
+            interrupted.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        return reply(messages)
+
+    with ChatServer(interrupting) as server:
+        with pytest.raises(KeyboardInterrupt):
+            solve.main(several(tmp_path, server.url))
+        run_id = newest(tmp_path)
+        assert client().get_run(run_id).info.status == "KILLED"
+        assert children(run_id) == [("0", "FINISHED"), ("1", "KILLED")]
+        assert tracking.read_metrics(run_id)["solve/tasks"] == 1
+        solve.main(several(tmp_path, server.url))
+    assert newest(tmp_path) == run_id
+    assert children(run_id) == [("0", "FINISHED"), ("1", "FINISHED"), ("1", "KILLED"), ("2", "FINISHED")]
+
+
+def test_a_benchmark_that_is_finished_is_solved_anew(tmp_path: Path, store: Path) -> None:
+    with ChatServer(turns(CONCLUDE)) as server:
+        for _ in range(2):
+            solve.main(several(tmp_path, server.url))
+        assert len(server.bodies) == 6
+
+
+def test_nothing_but_faults_ends_a_benchmark_early(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solve, "HOPELESS", 2)
+    with ChatServer(faults=lambda _number, _body: "503") as server:
+        with pytest.raises(TooManyFaults, match=r"2 tasks in a row have no score"):
+            solve.main(several(tmp_path, server.url))
+        assert len(server.bodies) == 2
+
+
+def test_a_key_that_is_refused_ends_a_benchmark_at_once(tmp_path: Path, store: Path) -> None:
+    with ChatServer(faults=lambda _number, _body: "401") as server:
+        with pytest.raises(ProviderError):
+            solve.main(several(tmp_path, server.url))
+        assert len(server.bodies) == 1
+
+
+def test_replies_may_be_given_for_each_task(tmp_path: Path, store: Path) -> None:
+    replies = tmp_path / "replies.json"
+    replies.write_text(json.dumps({"builtin-blending": [experiment(ENUMERATE), CONCLUDE]}))
+    solve.main(settings(tmp_path), scripted=str(replies))
+    assert [line["score"] for line in rows(tmp_path)] == ["1.0"]
+    replies.write_text(json.dumps({"another": []}))
+    with pytest.raises(DataError, match="no replies for builtin-blending"):
+        solve.main(settings(tmp_path), scripted=str(replies))

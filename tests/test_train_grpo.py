@@ -175,7 +175,9 @@ def test_training_that_was_cut_off_goes_on_and_leaves_no_checkpoint_without_vali
         with pytest.raises(KeyboardInterrupt):
             train_grpo.main(other)
     (run,) = mlflow.search_runs(
-        filter_string="attributes.status = 'KILLED'", output_format="list", search_all_experiments=True
+        filter_string=f"attributes.status = 'KILLED' and tags.`{tracking.STAGE}` = 'train_grpo'",
+        output_format="list",
+        search_all_experiments=True,
     )
     half = Path("runs/train_grpo") / run.info.run_id / "checkpoints" / "checkpoint-3"
     half.mkdir()

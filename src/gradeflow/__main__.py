@@ -4,8 +4,8 @@ import argparse
 import errno
 import importlib
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,6 +42,8 @@ class Command:
     sections: tuple[str, ...] = ()
     inputs: tuple[Input, ...] = ()
     more: str = ""
+    short: Mapping[str, str] = field(default_factory=dict)
+    """Flags that stand for settings, as the original systems' users type them."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -95,8 +97,32 @@ are not needed: public tests are read from the problem.""",
     ),
     "train_grpo": Command(
         "train_grpo",
-        "a LoRA adapter by GRPO: the policy writes workflows, their answers are graded",
-        ("train", "base", "models", "workflow", "judge", "scorer", "sandbox"),
+        "a LoRA adapter by GRPO: the policy writes workflows or works on modeling tasks, and is graded",
+        ("train", "solve", "base", "models", "workflow", "judge", "scorer", "sandbox"),
+        (Input("preset", "settings for modeling tasks: fast, standard or advanced; empty: none", ""),),
+        more="""\
+  gradeflow train_grpo                                             workflows, on data/mixed
+  gradeflow train_grpo --preset fast --benchmark engineering --split engineering_mini --data-root data
+
+With train.environment=modeling the policy is the agent of `gradeflow solve`, over several turns, on the tasks of
+solve.benchmark: a part of them is kept for validation. A submission that an experiment leaves earns 0.3, a valid one
+0.2 more, and its score, from 0 to 1, as much again; experiments that leave nothing cost 0.1. A score here is that
+reward over the 1.5 that can be earned. A preset sets what the original's did; what is typed counts before it.""",
+        short={
+            "benchmark": "solve.benchmark",
+            "data_root": "solve.data_dir",
+            "competitions": "solve.task",
+            "max_turns": "solve.max_turns",
+            "sandbox_timeout": "solve.sandbox_timeout_s",
+            "split": "train.tasks.split",
+            "task_limit": "train.tasks.limit",
+            "val_ratio": "train.tasks.val_ratio",
+            "min_train_tasks": "train.tasks.min_train",
+            "workspace_dir": "train.tasks.workspaces",
+            "train_temperature": "train.temperature",
+            "seed": "train.seed",
+            "model_path": "base.model",
+        },
     ),
     "evaluate": Command(
         "evaluate",
@@ -139,12 +165,34 @@ results.json, lm-eval's own files and samples, and a table of the questions that
     "serve": Command("serve", "a registered adapter behind an OpenAI-compatible API", ("serve", "base")),
     "solve": Command(
         "solve",
-        "one modeling task: an agent experiments, submits and is graded",
+        "modeling tasks: an agent experiments, submits and is graded",
         ("solve", "models", "sandbox"),
         (
-            Input("task", "competition id; empty: solve.task", ""),
-            Input("scripted", "JSON list of replies that stand in for the model; empty: ask solve.model", ""),
+            Input("task", "competition ids; none: those of solve.task, or all of the benchmark", (), "list"),
+            Input("dataset_file", "list of competition ids, one a line or as JSON Lines; empty: none", ""),
+            Input("llm_model", "model to ask, such as openai/gpt-4o-mini; empty: LLM_MODEL, else solve.model", ""),
+            Input("llm_provider", "who serves it, such as openai; empty: LLM_PROVIDER, or as its name says", ""),
+            Input("scripted", "JSON list of replies that stand in for the model, or a list for each task's id", ""),
         ),
+        more="""\
+  gradeflow solve --scripted replies.json                          the built-in engineering task, without a model
+  gradeflow solve --benchmark mathmodeling --data-dir data --task mathmodeling-0 mathmodeling-1
+  gradeflow solve --benchmark mle --data-dir data --parallel 8 --solve.seeds 3 --llm-model openai/gpt-4o-mini
+
+The agent gets copies of a task's public files, runs its experiments in the sandbox, and submits what an experiment
+that ended without an error leaves. What is graded is a copy out of its reach. Several tasks are an MLflow run with one
+below it for each, and a table of scores and medals; the same command goes on where it was interrupted, and tries
+again what had no score for a fault of provider, sandbox or grader. Such a task has an error, and never a score of 0.
+
+Below solve.log_path lie <workflow>_on_<benchmark>/ with the results as CSV, and a workspace of each task with its
+telemetry. API_KEY and API_BASE of the environment count with --llm-model or LLM_MODEL, as in the original runner.""",
+        short={
+            "workflow": "solve.workflow",
+            "benchmark": "solve.benchmark",
+            "data_dir": "solve.data_dir",
+            "log_path": "solve.log_path",
+            "parallel": "solve.parallel",
+        },
     ),
     "chain": Command("commands.chain", "base, train_grpo, evaluate, promote, serve: what `mlflow run .` runs"),
     "doctor": Command(
@@ -280,9 +328,9 @@ def run(argv: list[str]) -> None:
         return
     inputs, overrides, path = parse(name, command, rest)
 
-    from gradeflow import params
+    from gradeflow import params, presets
 
-    settings = params.load(path, overrides)
+    settings = params.load(path, {**presets.overrides(inputs.pop("preset", "")), **overrides})
     stage: Callable[..., None] = importlib.import_module(f"gradeflow.{command.module}").main
     stage(settings, **inputs)
     if name == "train_grpo" and settings.evaluate.after_training:
@@ -309,8 +357,9 @@ def parse(name: str, command: Command, argv: Sequence[str]) -> tuple[dict[str, A
             options |= {"required": True} if given.default is ... else {"default": given.default}
         elif given.default is not ...:
             options |= {"nargs": "?", "default": given.default}
-        parser.add_argument(given.name if given.positional else f"--{given.name}", **options)
-    typed, dotted = _dotted(list(argv))
+        flags = [given.name] if given.positional else [f"--{given.name}", f"--{given.name.replace('_', '-')}"]
+        parser.add_argument(*dict.fromkeys(flags), **options)
+    typed, dotted = _dotted(list(argv), command.short)
     known, unknown = parser.parse_known_args(typed)
     if unknown:
         raise SettingsError(f"{name}: {unknown[0]}: not an input of this command. See: gradeflow {name} --help")
@@ -318,11 +367,12 @@ def parse(name: str, command: Command, argv: Sequence[str]) -> tuple[dict[str, A
     return values, dotted, values.pop("params")
 
 
-def _dotted(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+def _dotted(argv: list[str], short: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     typed, dotted = [], {}
     while argv:
         word = argv.pop(0)
         key, equals, value = word.removeprefix("--").partition("=")
+        key = short.get(key.replace("-", "_"), key)
         if not word.startswith("--") or "." not in key:
             typed.append(word)
         elif equals:
@@ -363,6 +413,7 @@ def explain(name: str, command: Command) -> str:
         lines += [command.more, ""]
     if command.inputs:
         lines += ["inputs:", *(_input_line(given) for given in command.inputs), ""]
+    lines += [f"  --{name.replace('_', '-')}  short for --{dotted}" for name, dotted in command.short.items()]
     lines += ["  --params PATH  another params.yaml", ""]
     try:
         current = params.load().model_dump(mode="json")

@@ -1,27 +1,30 @@
-"""The modeling agent: ask, run, look, submit.
+"""The modeling agent: ask, run, look, review, submit.
 
 A model is asked for an experiment, its code runs in the sandbox on copies of the public files, and what came
-of it is shown to the model, until it concludes. A submission counts when an experiment that ended without an
-error leaves it. Faults (the provider, the sandbox) pass through: they are neither turns nor its failures.
+of it is shown to the model, until it concludes or a review finds the work done. A submission counts when an
+experiment that ended without an error leaves it. Faults (the provider, the sandbox) pass through: they are neither
+turns nor its failures.
 """
 
+import asyncio
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradeflow import params, prompt
-from gradeflow.benchmarks import TaskDefinition
-from gradeflow.errors import DataError
+from gradeflow import params, prompt, review
+from gradeflow.errors import ProviderError
+from gradeflow.handlers import TaskInput
 from gradeflow.llm import ChatClient, Reply
 from gradeflow.prompt import Message, user
 from gradeflow.sandbox import Execution, RefusedOutputError, Sandbox, read_output
 from gradeflow.types import Event
 from gradeflow.workspace import Workspace, timestamp
 
+PROMPTS = ("agent_task", "agent_continue", "agent_no_experiment", "agent_conclude", "agent_review")
 TAGS = ("Phenomenon", "Hypothesis", "Model", "Experiment", "Observation", "Inference", "Conclusion")
 LONGEST_OBSERVATION = 16_000
 LONGEST_REPLY = 4096
@@ -52,40 +55,31 @@ class Episode:
 
 
 async def solve(
-    task: TaskDefinition, workspace: Workspace, client: ChatClient, sandbox: Sandbox, settings: params.Solve
+    given: TaskInput,
+    workspace: Workspace,
+    client: ChatClient,
+    sandbox: Sandbox,
+    settings: params.Solve,
+    seed: int | None = None,
 ) -> Episode:
     """Work on a task until the model concludes, or has used its experiments and one reply to conclude.
+
+    Where the conversation becomes too long for the model, that ends it, too.
 
     Raises:
         Fault: the provider or the sandbox broke down.
     """
-    if task.task_type != "kaggle":
-        raise DataError(f"{task.task_id}: tasks of type {task.task_type} cannot be solved; expected kaggle")
-    workspace.copy_public(Path(task.payload["public_data_dir"]))
-    run = _Run(task, workspace, client, sandbox, settings)
+    await asyncio.to_thread(workspace.copy_public, given.data_dir)
+    run = _Run(given, workspace, client, sandbox, settings, seed)
     for turn in range(1, settings.max_turns + 2):
-        if not await run.take(turn):
-            break
+        try:
+            if not await run.take(turn):
+                break
+        except ProviderError as error:
+            if error.cause != "too_long" or turn == 1:
+                raise
+            return run.episode(turn - 1)
     return run.episode(turn)
-
-
-def instructions(task: TaskDefinition) -> str:
-    """Which files there are, and where the submission goes."""
-    public = Path(task.payload["public_data_dir"])
-    files = sorted(path.relative_to(public).as_posix() for path in public.rglob("*") if path.is_file())
-    name = submission_of(task)
-    return "\n".join(
-        [
-            "--- CRITICAL I/O REQUIREMENTS ---",
-            "Your working folder `./` holds these input files:",
-            *(f"- ./{file}" for file in files),
-            f"Write your submission to `./{name}` (replace it when you have a better one).",
-        ]
-    )
-
-
-def submission_of(task: TaskDefinition) -> str:
-    return Path(task.payload["output_submission_path"]).name
 
 
 def extract_tag_content(text: str, tag: str) -> str | None:
@@ -145,20 +139,23 @@ class _Run:
 
     def __init__(
         self,
-        task: TaskDefinition,
+        given: TaskInput,
         workspace: Workspace,
         client: ChatClient,
         sandbox: Sandbox,
         settings: params.Solve,
+        seed: int | None,
     ) -> None:
-        self.task, self.workspace, self.client = task, workspace, client
-        self.sandbox, self.settings = sandbox, settings
+        self.given, self.workspace, self.client = given, workspace, client
+        self.sandbox, self.settings, self.seed = sandbox, settings, seed
+        self.name = given.output_path.name
         self.submission: Path | None = None
         self.code = ""
+        self.finished = False
         self.events: list[Event] = []
         first = prompt.load("agent_task").render(
-            description=task.payload["description"],
-            io_instructions=instructions(task),
+            description=given.description,
+            io_instructions=given.io_instructions,
             experiments=str(settings.max_turns),
         )
         self.messages: list[Message] = user(first)
@@ -172,7 +169,8 @@ class _Run:
         started, index = time.time(), len(self.events)
         reply = await self._ask(turn, index)
         code = experiment_code(reply.text)
-        over = extract_tag_content(reply.text, "Conclusion") is not None or turn > self.settings.max_turns
+        last = self.finished or turn > self.settings.max_turns
+        over = last or extract_tag_content(reply.text, "Conclusion") is not None
         if not over:
             self.messages += user(await self._look(turn, code, index))
         seconds = time.time() - started
@@ -181,13 +179,18 @@ class _Run:
         return not over
 
     async def _ask(self, turn: int, parent: int) -> Reply:
-        started, asked = time.time(), [dict(message) for message in self.messages]
+        asked = [dict(message) for message in self.messages]
         payload = {"temperature": None, "max_tokens": LONGEST_REPLY, "messages": asked}
         self._tell("llm_call", turn, payload, model=self.client.model)
-        reply = await self.client.chat(self.messages, max_tokens=LONGEST_REPLY)
+        reply = await self._chat(self.messages, parent)
         self._tell("llm_response", turn, {"content": reply.text}, model=self.client.model)
-        self.workspace.record("llm_calls", _call_row(reply, asked, started))
         self.messages.append({"role": "assistant", "content": reply.text})
+        return reply
+
+    async def _chat(self, messages: Sequence[Message], parent: int, schema: Mapping[str, Any] | None = None) -> Reply:
+        started, asked = time.time(), [dict(message) for message in messages]
+        reply = await self.client.chat(messages, max_tokens=LONGEST_REPLY, seed=self.seed, schema=schema)
+        self.workspace.record("llm_calls", _call_row(reply, asked, started, "json" if schema else None))
         self.events.append(
             Event(
                 kind="chat",
@@ -207,22 +210,41 @@ class _Run:
     async def _look(self, turn: int, code: str | None, parent: int) -> str:
         """Run the code and say what the model reads next."""
         left = self.settings.max_turns - turn
-        advice = prompt.load("agent_continue").render(left=str(left)) if left else prompt.load("agent_conclude").text
         if code is None:
-            return prompt.load("agent_no_experiment").render(advice=advice)
+            return prompt.load("agent_no_experiment").render(advice=_advice(left))
         execution = await self._experiment(code, parent)
         observation = observe(execution)
         seen = {"execution_success": execution.status == "ok", "content": observation}
         self._tell("observation", turn, seen)
         lacking = self._collect() if execution.status == "ok" else None
-        return "\n\n".join(part for part in (observation, lacking, advice) if part)
+        if self.settings.review and left:
+            await self._review(turn, code, observation, parent)
+        return "\n\n".join(part for part in (observation, lacking, _advice(0 if self.finished else left)) if part)
+
+    async def _review(self, turn: int, code: str, observation: str, parent: int) -> None:
+        """Let the model say whether the work is done. It is not where a submission or a review is lacking."""
+        task = f"{self.given.description}\n\n{self.given.io_instructions}"
+        asked, schema = review.messages(task, code, observation), review.ReviewResult.model_json_schema()
+        found = review.parse((await self._chat(asked, parent, schema)).text)
+        self.finished = found is not None and found.finished and self.submission is not None
+        self.workspace.record(
+            "experiment_reviews",
+            {
+                "iteration": turn,
+                "timestamp_utc": timestamp(),
+                "experiment_code": code,
+                "observation": observation,
+                "review": None if found is None else found.model_dump(mode="json"),
+                "finalized": self.finished,
+            },
+        )
 
     async def _experiment(self, code: str, parent: int) -> Execution:
         started = time.time()
         script = self.workspace.keep_script(code)
         execution = await self.sandbox.run(
             code,
-            inputs={"submission": submission_of(self.task)},
+            inputs={"submission": self.name},
             folder=self.workspace.sandbox,
             packages=True,
             wall_s=self.settings.sandbox_timeout_s,
@@ -238,12 +260,11 @@ class _Run:
 
     def _collect(self) -> str | None:
         """Take the submission out of the sandbox; says why where there is none to take."""
-        name = submission_of(self.task)
         try:
-            content = read_output(self.workspace.sandbox, name, LARGEST_SUBMISSION)
+            content = read_output(self.workspace.sandbox, self.name, LARGEST_SUBMISSION)
         except RefusedOutputError as refusal:
-            return f"There is no submission in ./{name} ({refusal})."
-        self.submission = self.workspace.keep_candidate(name, content)
+            return f"There is no submission in ./{self.name} ({refusal})."
+        self.submission = self.workspace.keep_candidate(self.name, content)
         return None
 
     def _tell(self, event: str, turn: int, payload: Mapping[str, Any], **more: Any) -> None:
@@ -251,7 +272,12 @@ class _Run:
         self.workspace.record("conversation", head | more | {"payload": payload})
 
 
-def _call_row(reply: Reply, asked: list[dict[str, Any]], started: float) -> dict[str, Any]:
+def _advice(left: int) -> str:
+    """What to do next, with so many experiments left."""
+    return prompt.load("agent_continue").render(left=str(left)) if left else prompt.load("agent_conclude").text
+
+
+def _call_row(reply: Reply, asked: list[dict[str, Any]], started: float, response_format: str | None) -> dict[str, Any]:
     tokens = reply.prompt_tokens + reply.completion_tokens
     return {
         "call_id": uuid.uuid4().hex,
@@ -259,7 +285,7 @@ def _call_row(reply: Reply, asked: list[dict[str, Any]], started: float) -> dict
         "provider": reply.model.partition("/")[0] if "/" in reply.model else None,
         "timestamp_utc": timestamp(started),
         "duration_seconds": reply.seconds,
-        "response_format": None,
+        "response_format": response_format,
         "messages": asked,
         "response": reply.text,
         "usage": {

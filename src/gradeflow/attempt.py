@@ -5,21 +5,24 @@ the same files and are graded alike.
 """
 
 import asyncio
+import math
 import shutil
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gradeflow import agent, params
 from gradeflow.agent import Episode
 from gradeflow.benchmarks import Competition, TaskDefinition
 from gradeflow.benchmarks.report import CompetitionReport, grade_csv
-from gradeflow.errors import GradeflowError
+from gradeflow.errors import DataError, GradeflowError
+from gradeflow.handlers import TaskInput, handler_of
 from gradeflow.llm import ChatClient
 from gradeflow.sandbox import Sandbox
-from gradeflow.workspace import Workspace, submission_name, timestamp
+from gradeflow.types import Example, Rollout, Sample
+from gradeflow.workspace import Record, Workspace, submission_name, timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,38 @@ class Attempt:
     model: str
     seconds: float
 
+    @property
+    def failure(self) -> str | None:
+        """What the submission lacks to be scored."""
+        if self.report.valid_submission:
+            return None
+        return "invalid" if self.report.submission_exists else "no_submission"
+
+    def rollout(self) -> Rollout:
+        """The attempt as an episode of a policy on one example; without a valid submission there is no score."""
+        report, competition = self.report, self.competition
+        example = Example(competition.id, "modeling", "mixed", competition.description, "", {"competition": True})
+        sample = Sample(
+            example_id=competition.id,
+            example_digest="",
+            source=example.source,
+            kind=example.kind,
+            completion=self.episode.messages[-1]["content"],
+            answer=None if self.submission is None else self.submission.name,
+            score=report.score,
+            by=competition.grader.name,
+            valid=report.valid_submission,
+            failure=self.failure,
+        )
+        return Rollout(example, (), sample, self.episode.events, self.failure or "")
+
+
+def limits(settings: params.Params) -> params.Sandbox:
+    """The sandbox's settings, with processor time and places for the experiments that run side by side."""
+    solve, sandbox = settings.solve, settings.sandbox
+    cpu_s = max(sandbox.cpu_s, math.ceil(solve.sandbox_timeout_s))
+    return sandbox.model_copy(update={"cpu_s": cpu_s, "parallel": max(sandbox.parallel, solve.parallel)})
+
 
 async def solve_task(
     competition: Competition,
@@ -41,40 +76,50 @@ async def solve_task(
     sandbox: Sandbox,
     settings: params.Solve,
     *,
+    seed: int | None = None,
     snapshot: Mapping[str, Any] | None = None,
     secrets: Collection[str] = (),
 ) -> Attempt:
     """Let the agent work on a competition and grade what it submits.
 
-    `snapshot` is the settings tree to keep beside the run; `secrets` are blanked out in all that is kept.
+    `seed` is that of the model's replies, `snapshot` the settings tree to keep beside the run; `secrets` are blanked
+    out in all that is kept.
 
     Raises:
         Fault: provider, sandbox or grader broke down. The workspace keeps what happened, and the cause.
     """
     started = time.time()
-    task = task_of(competition, settings.log_path)
+    task = task_of(competition, settings)
     workspace = Workspace(settings.log_path, competition.id, secrets=secrets)
-    about = _about(task, competition, workspace, settings, snapshot or {})
-    try:
-        episode = await agent.solve(task, workspace, client, sandbox, settings)
-        submission = _take(episode, Path(task.payload["output_submission_path"]))
-        report = await asyncio.to_thread(grade_csv, submission, competition)
-    except GradeflowError as error:
-        workspace.write_metadata(about | _timeline(started) | _failed(error))
-        raise
+    with handler_of(task) as handler:
+        try:
+            given = await asyncio.to_thread(handler.prepare_input, task)
+        except (ValueError, FileNotFoundError) as error:
+            raise DataError(str(error)) from None
+        about = _about(task, given, workspace, settings, snapshot or {})
+        try:
+            episode = await agent.solve(given, workspace, client, sandbox, settings, seed)
+            submission = _take(episode, given.output_path)
+            report = await asyncio.to_thread(grade_csv, submission, competition)
+        except GradeflowError as error:
+            workspace.write_metadata(about | _timeline(started) | _failed(error))
+            raise
     workspace.record("grade_reports", report.to_dict())
+    workspace.write_conversation(episode.messages)
     workspace.write_metadata(about | _timeline(started) | _summary(episode, report))
     return Attempt(competition, workspace, episode, submission, report, client.model, time.time() - started)
 
 
-def task_of(competition: Competition, log_path: Path) -> TaskDefinition:
+def task_of(competition: Competition, settings: params.Solve) -> TaskDefinition:
+    """The competition as a task; its submission has the format of the sample."""
+    suffix = competition.sample_submission.suffix or ".csv"
     return TaskDefinition(
         competition.id,
-        "kaggle",
+        "science" if settings.benchmark == "science" else "kaggle",
         {
             "description": competition.description,
             "public_data_dir": str(competition.public_dir),
-            "output_submission_path": str(log_path / submission_name(competition.id)),
+            "output_submission_path": str(settings.log_path / submission_name(competition.id, suffix)),
         },
     )
 
@@ -85,14 +130,13 @@ def _take(episode: Episode, target: Path) -> Path | None:
 
 def _about(
     task: TaskDefinition,
-    competition: Competition,
+    given: TaskInput,
     workspace: Workspace,
     settings: params.Solve,
     snapshot: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What is known before the first turn."""
-    data_dir = str(competition.public_dir)
-    description = task.payload["description"]
+    data_dir = str(given.data_dir)
     asked = {"task_id": task.task_id, "task_type": task.task_type, "payload": task.payload}
     return {
         "run_name": workspace.run_name,
@@ -100,19 +144,16 @@ def _about(
         "workflow": settings.workflow,
         "parameters": settings.model_dump(mode="json"),
         "benchmark": {"name": settings.benchmark, "data_dir": data_dir, "config": None},
-        "task": asked | {"benchmark": settings.benchmark, "prompt": description},
+        "task": asked | {"benchmark": settings.benchmark, "prompt": given.description},
         "task_context": {
-            "description": description,
-            "io_instructions": agent.instructions(task),
+            "description": given.description,
+            "io_instructions": given.io_instructions,
             "data_dir": data_dir,
-            "expected_output_path": str(workspace.sandbox / agent.submission_of(task)),
+            "expected_output_path": str(workspace.sandbox / given.output_path.name),
         },
         "config_snapshot": dict(snapshot),
         "search_tree": None,
-        "detail_files": {
-            name: f"artifacts/telemetry/{name}.jsonl"
-            for name in ("conversation", "llm_calls", "sandbox_runs", "grade_reports")
-        }
+        "detail_files": {name: f"artifacts/telemetry/{name}.jsonl" for name in get_args(Record)}
         | {"search_tree": None},
     }
 

@@ -217,8 +217,20 @@ class Rollouts(Section):
     gpu_memory: float = setting("share of a GPU's memory that a vLLM started for the run takes", gt=0, lt=1)
 
 
+class Tasks(Section):
+    """Modeling tasks to train on: those of `solve.benchmark`, in part kept for validation."""
+
+    split: str = setting("a split by its name, such as engineering_mini; empty: drawn by val_ratio and train.seed")
+    limit: Count = setting("most tasks, before they are split; 0: all")
+    val_ratio: float = setting("share of the tasks that validate", gt=0, lt=1)
+    min_train: Positive = setting("least tasks to train on, where there are as many")
+    workspaces: str = setting("folder that keeps the workspaces of rollouts; empty: none is kept")
+
+
 class Train(Section):
-    max_steps: Positive = setting("optimizer steps")
+    environment: Literal["workflow", "modeling"] = setting("what the policy does: write workflows, or solve tasks")
+    max_steps: Positive = setting("optimizer steps, where epochs is 0")
+    epochs: Count = setting("passes over the training questions; 0: max_steps decides")
     seed: int = setting("seed of sampling, initialisation and order")
     prompts_per_step: Positive = setting("questions per step")
     group_size: Positive = setting("rollouts per question", ge=2)
@@ -258,6 +270,7 @@ class Train(Section):
     gradient_checkpointing: bool = setting("less memory for more time")
     guard: Guard
     rollouts: Rollouts
+    tasks: Tasks
     lora: Lora
 
 
@@ -317,10 +330,13 @@ class Solve(Section):
     model: str = setting("name in `models` of the one that the agent asks")
     workflow: Literal["scientific"] = setting("the agent's way of working")
     benchmark: str = setting("benchmark family: engineering, mathmodeling, mle or science")
-    task: str = setting("competition id; `builtin-*` tasks need no data folder")
-    data_dir: str = setting("folder of competitions; empty: built-in tasks only")
+    task: str = setting("competition ids, by commas; empty: all of the benchmark")
+    data_dir: str = setting("folder of competitions; empty: the built-in tasks")
     log_path: Path = setting("where results and workspaces go")
     max_turns: Positive = setting("experiments before the conclusion")
+    seeds: Positive = setting("how often each task is solved, for the standard error of the medal rate")
+    parallel: Positive = setting("tasks at once")
+    review: bool = setting("whether the model reviews each experiment, and ends the work when it is done")
     sandbox_timeout_s: float = setting("seconds for one experiment", gt=0)
     memory_mb: Positive = setting("memory of one experiment", ge=64)
 

@@ -108,6 +108,8 @@ class Scorer:
                 return await self._code(example, answer, trace)
             case "text":
                 return await self._text(example, answer, trace, attempt)
+            case "task":
+                raise ValueError(f"{example.id}: a benchmark's task has a grader of its own")
 
     async def _math(self, example: Example, answer: str, trace: Trace) -> Score:
         reference = plain_number(example.ground_truth)

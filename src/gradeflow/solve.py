@@ -1,87 +1,84 @@
-"""An agent solves a modeling task: workspace -> agent <-> sandbox -> submission -> grade -> MLflow run."""
+"""An agent solves modeling tasks: workspace -> agent <-> sandbox -> submission -> grade -> MLflow run.
+
+One task is one run. Several tasks, or several seeds, are a run with one below it for each, and the same command goes on
+where it was interrupted: what is finished is not solved again.
+"""
 
 import asyncio
-import csv
 import json
-import math
 import os
 import tempfile
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradeflow import benchmarks, prompt, readiness, registry, tracking
-from gradeflow.attempt import Attempt, solve_task
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gradeflow import agent, benchmarks, fingerprint, outcomes, prompt, readiness, registry, tracking
+from gradeflow.attempt import Attempt, limits, solve_task
 from gradeflow.benchmarks import Competition
-from gradeflow.errors import DataError, GradeflowError, SettingsError
+from gradeflow.errors import FINAL, DataError, Fault, ProviderError, SettingsError, TooManyFaults
 from gradeflow.llm import ChatClient, ScriptedClient, connect
-from gradeflow.params import Model, Params, Solve
-from gradeflow.params import Sandbox as SandboxSettings
+from gradeflow.llm.named import named
+from gradeflow.outcomes import Outcome
+from gradeflow.params import Model, Params
 from gradeflow.redact import redact
+from gradeflow.results_file import ResultsFile, row_of, row_of_fault
 from gradeflow.sandbox import Sandbox
 
-COLUMNS = (
-    "competition_id",
-    "submission_path",
-    "answers_path",
-    "score",
-    "cost",
-    "gold_medal",
-    "silver_medal",
-    "bronze_medal",
-    "above_median",
-    "submission_exists",
-    "valid_submission",
-    "error_message",
-)
-PROMPTS = ("agent_task", "agent_continue", "agent_no_experiment", "agent_conclude")
+SECTIONS = ("solve", "models", "sandbox")
 BENCHMARK = "gradeflow.solve.benchmark"
-TASK = "gradeflow.solve.task"
 MODEL = "gradeflow.solve.model"
+HOPELESS = 10
+"""Tasks in a row without a score, for faults, after which no further one is begun."""
+
+Replies = Mapping[str, Sequence[str]] | Sequence[str]
+"""Of a script: those of each task, or the same for all."""
 
 
-def main(params: Params, *, task: str = "", scripted: str = "") -> None:
-    """Solve one task. `scripted` names a JSON file with a list of replies that stand in for the model's."""
-    chosen = {"task": task or params.solve.task, "benchmark": benchmarks.canonical(params.solve.benchmark)}
+@dataclass(frozen=True, slots=True)
+class Job:
+    competition: Competition
+    seed: int
+
+
+def main(
+    params: Params,
+    *,
+    task: Sequence[str] = (),
+    scripted: str = "",
+    dataset_file: str = "",
+    llm_model: str = "",
+    llm_provider: str = "",
+) -> None:
+    """Solve tasks. `scripted` names a JSON file with a list of replies that stand in for the model's."""
+    name = params.solve.model
+    asked = named(params.models[name], llm_model, llm_provider, os.environ)
+    params = params.model_copy(update={"models": {**params.models, name: asked}})
+    names = [name for given in task or [params.solve.task] for name in given.split(",") if name]
+    chosen = {"task": ",".join(names), "benchmark": benchmarks.canonical(params.solve.benchmark)}
     params = params.model_copy(update={"solve": params.solve.model_copy(update=chosen)})
+    settings = params.solve
     replies = _replies(Path(scripted)) if scripted else None
     if replies is None:
-        _require_server(params.solve.model, params.models[params.solve.model])
+        _require_server(settings.model, params.models[settings.model])
     with tempfile.TemporaryDirectory(prefix="gradeflow-") as folder:
-        competition = benchmarks.competition(params.solve.benchmark, params.solve.task, Path(folder))
-        competition.prepare()
+        data = Path(settings.data_dir or folder)
+        ids = benchmarks.task_ids(settings.benchmark, data, names, dataset_file)
+        found = [benchmarks.competition(settings.benchmark, name, data) for name in ids]
+        jobs = [Job(competition, seed) for seed in range(settings.seeds) for competition in found]
         tracking.connect(params.tracking, Path.cwd())
-        with tracking.start_run("solve", redact(params.model_dump(mode="json"))) as run:
-            run.set_tags({BENCHMARK: params.solve.benchmark, TASK: competition.id})
-            registry.record_prompts(run, [prompt.load(name) for name in PROMPTS])
-            attempt = asyncio.run(_attempt(competition, params, replies))
-            run.set_tags({MODEL: attempt.model})
-            run.log_metrics(metrics(attempt))
-            run.log_artifacts(attempt.workspace.artifacts, "artifacts")
-            if attempt.submission:
-                run.log_artifact(attempt.submission, "submission")
-    print(summary(attempt))
-
-
-def metrics(attempt: Attempt) -> dict[str, float]:
-    """What is compared between runs. Without a valid submission there is no score."""
-    episode, report = attempt.episode, attempt.report
-    values = {
-        "cost": episode.cost,
-        "prompt_tokens": sum(event.prompt_tokens for event in episode.events),
-        "completion_tokens": sum(event.completion_tokens for event in episode.events),
-        "turns": episode.turns,
-        "experiments": episode.experiments,
-        "seconds": attempt.seconds,
-        "success": episode.success,
-        "submission_exists": report.submission_exists,
-        "valid_submission": report.valid_submission,
-        "any_medal": report.any_medal,
-        "above_median": report.above_median,
-    }
-    scored = values if report.score is None else values | {"score": report.score}
-    return {f"solve/{name}": float(value) for name, value in scored.items()}
+        several = len(jobs) > 1
+        mark = fingerprint.of(params, SECTIONS, *ids, json.dumps(replies)) if several else None
+        resume = tracking.find_unfinished("solve", mark) if mark else None
+        tree = redact(params.model_dump(mode="json"))
+        with tracking.start_run("solve", tree, resume=resume, fingerprint=mark) as run:
+            run.set_tags({BENCHMARK: settings.benchmark})
+            registry.record_prompts(run, [prompt.load(name) for name in agent.PROMPTS])
+            _Tasks(params, replies, run).solve(jobs)
 
 
 def summary(attempt: Attempt) -> str:
@@ -89,75 +86,168 @@ def summary(attempt: Attempt) -> str:
     report = attempt.report
     medals = [name for name in ("gold", "silver", "bronze") if getattr(report, f"{name}_medal")]
     if report.score is not None:
-        outcome = f"score {report.score:g}" + "".join(f", {name} medal" for name in medals)
+        said = f"score {report.score:g}" + "".join(f", {name} medal" for name in medals)
     else:
-        outcome = "invalid submission" if report.submission_exists else "no submission"
-    return f"{report.competition_id}: {outcome}, {attempt.episode.turns} turns -> {attempt.workspace.run_dir}"
+        said = "invalid submission" if report.submission_exists else "no submission"
+    return f"{report.competition_id}: {said}, {attempt.episode.turns} turns -> {attempt.workspace.run_dir}"
 
 
-async def _attempt(competition: Competition, params: Params, replies: list[str] | None) -> Attempt:
-    await readiness.check(limits(params), {})  # the executor is asked at once anyway
-    client: ChatClient = (
-        connect(params.models[params.solve.model], None) if replies is None else ScriptedClient(replies)
-    )
-    sandbox = Sandbox(limits(params))
-    try:
-        attempt = await solve_task(
-            competition,
-            client,
-            sandbox,
-            params.solve,
-            snapshot=params.model_dump(mode="json"),
-            secrets=_secrets(params),
+class _Tasks:
+    """Solves jobs side by side, and writes down each as soon as it is done."""
+
+    def __init__(self, params: Params, replies: Replies | None, run: tracking.Run) -> None:
+        self._params = params
+        self._settings = params.solve
+        self._replies = replies
+        self._run = run
+        self._secrets = _secrets(params)
+        self._results = ResultsFile(params.solve)
+        self._faults: list[Fault] = []
+        self._in_a_row = 0
+        self._several = False
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
         )
-    except GradeflowError as error:
-        write_results(
-            params.solve,
-            redact({"competition_id": competition.id, "error_message": str(error)}, _secrets(params)),
-        )
-        raise
-    finally:
-        await sandbox.close()
-        await client.close()
-    write_results(params.solve, row(attempt))
-    return attempt
 
+    def solve(self, jobs: Sequence[Job]) -> None:
+        """Solve what is not solved yet.
 
-def limits(params: Params) -> SandboxSettings:
-    """The sandbox's settings, with as much processor time as an experiment may take on the clock."""
-    cpu_s = max(params.sandbox.cpu_s, math.ceil(params.solve.sandbox_timeout_s))
-    return params.sandbox.model_copy(update={"cpu_s": cpu_s})
-
-
-def row(attempt: Attempt) -> dict[str, Any]:
-    """The attempt's line of the results file."""
-    report = attempt.report.to_dict()
-    answers = attempt.competition.answers
-    return {name: report.get(name) for name in COLUMNS} | {
-        "submission_path": report["submission_path"],
-        "answers_path": str(answers) if answers else "",
-        "cost": attempt.episode.cost,
-        "error_message": "" if attempt.episode.success else "no experiment that ended well left a submission",
-    }
-
-
-def write_results(settings: Solve, line: Mapping[str, Any]) -> Path:
-    """Write `<workflow>_on_<benchmark>/<benchmark>_results_<UTC time>.csv`, never in place of another."""
-    folder = settings.log_path / f"{settings.workflow}_on_{settings.benchmark}"
-    folder.mkdir(parents=True, exist_ok=True)
-    moment = datetime.now(UTC)
-    while True:
-        path = folder / f"{settings.benchmark}_results_{moment:%Y%m%d_%H%M%S}.csv"
+        Raises:
+            Fault: a task has no score for a fault; the others are solved first.
+        """
+        self._several = len(jobs) > 1
+        done = outcomes.of_children(self._run.id) if self._several else []
+        solved = {(one.task, one.seed) for one in done}
+        left = [job for job in jobs if (job.competition.id, job.seed) not in solved]
         try:
-            file = path.open("x", newline="", encoding="utf-8")
-        except FileExistsError:
-            moment += timedelta(seconds=1)
-            continue
-        with file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerow(line)
-        return path
+            with self._progress:
+                bar = self._progress.add_task("solve", total=len(jobs), completed=len(done))
+                asyncio.run(self._solve(left, done, bar))
+        finally:
+            if self._several:
+                self._report(done)
+        self._require_scores(len(jobs))
+
+    async def _solve(self, jobs: Sequence[Job], done: list[Outcome], bar: Any) -> None:
+        await readiness.check(limits(self._params), {})  # the model is asked at once anyway
+        sandbox = Sandbox(limits(self._params))
+        model = None if self._replies is not None else connect(self._params.models[self._settings.model], None)
+        slots = asyncio.Semaphore(self._settings.parallel)
+
+        async def one(job: Job) -> None:
+            async with slots:
+                self._require_hope()
+                if (found := await self._attempt(job, sandbox, model or self._script(job))) is not None:
+                    done.append(found)
+                self._progress.update(bar, advance=1, description=f"solve  {outcomes.so_far(done)}")
+
+        tasks = [asyncio.ensure_future(one(job)) for job in jobs]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError):  # gather has cancelled them: twice, runs stay open
+                for task in tasks:
+                    task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        finally:
+            await sandbox.close()
+            if model is not None:
+                await model.close()
+
+    async def _attempt(self, job: Job, sandbox: Sandbox, client: ChatClient) -> Outcome | None:
+        """Solve one task in a run of its own; None where a fault left it without a score."""
+        try:
+            async with self._opened(job) as run:
+                run.set_tags({outcomes.TASK: job.competition.id, outcomes.SEED: str(job.seed), MODEL: client.model})
+                await asyncio.to_thread(job.competition.prepare)
+                attempt = await solve_task(
+                    job.competition,
+                    client,
+                    sandbox,
+                    self._settings,
+                    seed=job.seed,
+                    snapshot=self._params.model_dump(mode="json"),
+                    secrets=self._secrets,
+                )
+                self._write(run, attempt)
+        except Fault as fault:
+            self._results.add(redact(row_of_fault(job.competition, str(fault)), self._secrets))
+            self._faults.append(fault)
+            self._in_a_row += 1
+            if not self._several:
+                raise
+            self._progress.console.print(f"{job.competition.id}: no score: {fault}", highlight=False, markup=False)
+            return None
+        self._in_a_row = 0
+        self._results.add(row_of(attempt))
+        self._progress.console.print(summary(attempt), highlight=False, markup=False, soft_wrap=True)
+        return outcomes.of_attempt(attempt, job.seed)
+
+    @asynccontextmanager
+    async def _opened(self, job: Job) -> AsyncIterator[tracking.Run]:
+        """The run of one task; of one alone it is the command's own. A store may be slow: it is asked in a thread."""
+        if not self._several:
+            yield self._run
+            return
+        tree = {"solve": self._settings.model_dump(mode="json") | {"task": job.competition.id, "seed": job.seed}}
+        manager = tracking.start_run("solve_task", redact(tree), name=job.competition.id, parent=self._run)
+        run = await asyncio.to_thread(manager.__enter__)
+        try:
+            yield run
+        except BaseException as error:
+            await asyncio.to_thread(manager.__exit__, type(error), error, error.__traceback__)
+            raise
+        await asyncio.to_thread(manager.__exit__, None, None, None)
+
+    def _write(self, run: tracking.Run, attempt: Attempt) -> None:
+        run.log_metrics(outcomes.metrics(attempt))
+        run.log_artifacts(attempt.workspace.artifacts, "artifacts")
+        run.log_text(json.dumps(attempt.report.to_dict(), indent=2), "report.json")
+        if attempt.submission:
+            run.log_artifact(attempt.submission, "submission")
+        run.log_rollout_trace(attempt.rollout(), 0, name="conversation")
+
+    def _report(self, done: Sequence[Outcome]) -> None:
+        if done:
+            self._run.log_table("tasks.json", [one.to_row() for one in done])
+            self._run.log_metrics(outcomes.summary(done))
+            Console(highlight=False).print(outcomes.table(done))
+        if self._results.path is not None:
+            print(f"results: {self._results.path}")
+
+    def _script(self, job: Job) -> ScriptedClient:
+        replies = self._replies
+        if isinstance(replies, Mapping):
+            if job.competition.id not in replies:
+                raise DataError(f"the script has no replies for {job.competition.id}")
+            replies = replies[job.competition.id]
+        return ScriptedClient(replies or [])
+
+    def _require_hope(self) -> None:
+        """Raises the last fault where no further try can mend it, or where nothing but faults has come of many."""
+        if not self._faults:
+            return
+        last = self._faults[-1]
+        if isinstance(last, ProviderError) and last.cause in FINAL:
+            raise last
+        if self._in_a_row >= HOPELESS:
+            raise TooManyFaults(
+                f"{self._in_a_row} tasks in a row have no score, the last because: {last}. The same command goes on "
+                "with those that are left",
+                cause=last.cause,
+            )
+
+    def _require_scores(self, count: int) -> None:
+        if self._faults:
+            raise TooManyFaults(
+                f"{len(self._faults)} of {count} tasks have no score, the last because: {self._faults[-1]}. The same "
+                "command tries these again",
+                cause=self._faults[-1].cause,
+            )
 
 
 def _require_server(name: str, model: Model) -> None:
@@ -168,16 +258,17 @@ def _require_server(name: str, model: Model) -> None:
         )
 
 
-def _replies(path: Path) -> list[str]:
+def _replies(path: Path) -> Replies:
     try:
         replies = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(replies, list) or not all(isinstance(reply, str) for reply in replies):
-        raise DataError(f"{path}: expected a list of texts, the replies in order")
-    return replies
+    lists = list(replies.values()) if isinstance(replies, dict) else [replies]
+    if not lists or not all(isinstance(own, list) and all(isinstance(one, str) for one in own) for own in lists):
+        raise DataError(f"{path}: expected a list of texts, the replies in order, or such a list for each task's id")
+    return replies  # type: ignore[no-any-return]
 
 
-def _secrets(params: Params) -> list[str]:
+def _secrets(params: Params) -> Collection[str]:
     names = [model.api_key_env for model in params.models.values()]
     return [value for name in names if name and (value := os.environ.get(name))]

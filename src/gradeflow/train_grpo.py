@@ -1,10 +1,12 @@
-"""Train a LoRA adapter with GRPO: the policy writes workflows, the environment grades their answers.
+"""Train a LoRA adapter with GRPO: the policy writes workflows or works on modeling tasks, the environment grades it.
 
 The best checkpoint by validation is the result. Started again after an interruption, the stage goes on in the same run.
 """
 
+import math
 import shutil
 import statistics
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +15,23 @@ from typing import Any
 
 from rich.progress import Progress
 
-from gradeflow import adapter, dataset, disk, fingerprint, models, registry, tracking
+from gradeflow import (
+    adapter,
+    dataset,
+    disk,
+    fingerprint,
+    models,
+    registry,
+    tracking,
+)
 from gradeflow.adapter import BaseIdentity
 from gradeflow.background import Background
 from gradeflow.errors import TooManyFaults
-from gradeflow.grpo import checkpoint, loop
-from gradeflow.grpo import environment as environments
+from gradeflow.grpo import checkpoint, loop, works
 from gradeflow.grpo.cautions import cautions
-from gradeflow.grpo.environment import WorkflowEnvironment
+from gradeflow.grpo.environment import Environment
 from gradeflow.grpo.rollouts import Batch
-from gradeflow.grpo.sample import complete, policy_prompts
+from gradeflow.grpo.works import Work
 from gradeflow.params import Params
 from gradeflow.types import Example, Rollout, Sample
 from gradeflow.workflow.run import FAILURES
@@ -31,45 +40,59 @@ from gradeflow.workflow.run import FAILURES
 VALIDATED = "validated"
 FAULTS = "faults/"
 VALIDATION = "val_accuracy"
-SECTIONS = ("train", "base", "models", "workflow", "judge", "scorer", "sandbox")
 
 
 def main(params: Params) -> None:
     """Train an adapter, or say which finished run has made the same one."""
-    train, validation = dataset.read("train"), dataset.read("validation")
-    identity = models.identify(params.base)
-    mark = fingerprint.of(params, SECTIONS, identity.digest, train.md5, validation.md5)
-    tracking.connect(params.tracking, Path())
-    if (done := tracking.find_run("train_grpo", mark)) is not None:
-        tracking.note_reuse("train_grpo", done)
-        print(f"train_grpo: nothing has changed; reused run {done}")
-        return
-    resume = tracking.find_unfinished("train_grpo", mark)
-    with Background() as background:
-        background.run(environments.require_ready(params))
-        background.run(loop.require_ready(params.train))
-        with tracking.start_run("train_grpo", params.model_dump(mode="json"), resume=resume, fingerprint=mark) as run:
-            registry.record_prompts(run, environments.prompts(params))
-            for data in (train, validation):
-                run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
-            for path in dataset.described(train):
-                run.log_artifact(path, "dataset")
-            run.log_figure(dataset.figure([train, validation]), "dataset/mixture.png")
-            folder = Path("runs/train_grpo") / run.id
-            environment = WorkflowEnvironment(params)
-            try:
-                with disk.watched(folder):
-                    _train(params, train.examples, validation.examples, identity, environment, background, run, folder)
-            finally:
-                background.run(environment.close())
+    with tempfile.TemporaryDirectory(prefix="gradeflow-") as made:
+        work = works.of(params, Path(made))
+        params = _with_steps(params, len(work.train.examples))
+        identity = models.identify(params.base)
+        mark = fingerprint.of(params, work.sections, identity.digest, work.train.md5, work.validation.md5)
+        tracking.connect(params.tracking, Path())
+        if (done := tracking.find_run("train_grpo", mark)) is not None:
+            tracking.note_reuse("train_grpo", done)
+            print(f"train_grpo: nothing has changed; reused run {done}")
+            return
+        resume = tracking.find_unfinished("train_grpo", mark)
+        tree = params.model_dump(mode="json")
+        with Background() as background:
+            background.run(work.require_ready())
+            background.run(loop.require_ready(params.train))
+            with tracking.start_run("train_grpo", tree, resume=resume, fingerprint=mark) as run:
+                _run(params, work, identity, background, run)
+
+
+def _run(params: Params, work: Work, identity: BaseIdentity, background: Background, run: tracking.Run) -> None:
+    registry.record_prompts(run, work.prompts)
+    for data in (work.train, work.validation):
+        run.log_dataset(data.path.name, data.path, data.md5, data.split, len(data.examples))
+    for path in dataset.described(work.train):
+        run.log_artifact(path, "dataset")
+    run.log_figure(dataset.figure([work.train, work.validation]), "dataset/mixture.png")
+    folder = Path("runs/train_grpo") / run.id
+    environment = work.environment()
+    try:
+        with disk.watched(folder):
+            _train(params, work, identity, environment, background, run, folder)
+    finally:
+        background.run(environment.close())
+
+
+def _with_steps(params: Params, questions: int) -> Params:
+    """`train.epochs` in steps."""
+    train = params.train
+    if not train.epochs:
+        return params
+    steps = math.ceil(train.epochs * questions / train.prompts_per_step)
+    return params.model_copy(update={"train": train.model_copy(update={"max_steps": steps, "epochs": 0})})
 
 
 def _train(
     params: Params,
-    train: Sequence[Example],
-    validation: Sequence[Example],
+    work: Work,
     identity: BaseIdentity,
-    environment: WorkflowEnvironment,
+    environment: Environment,
     background: Background,
     run: tracking.Run,
     folder: Path,
@@ -85,18 +108,20 @@ def _train(
             "gradeflow.base.name": identity.name,
             "gradeflow.base.revision": identity.revision,
             "gradeflow.base.digest": identity.digest,
-            "gradeflow.scorer.version": environment.scorer.version,
+            **environment.tags(),
             "gradeflow.cautions": "\n".join(known),
         }
     )
-    course = loop.Course(model, tokenizer, identity, train, environment, background, folder / "checkpoints")
+    course = loop.Course(
+        model, tokenizer, identity, work.train.examples, environment, background, folder / "checkpoints"
+    )
     with Progress() as progress:
         for caution in known:
             progress.console.print(f"warning: {caution}", style="yellow", highlight=False)
-        questions = validation[: params.train.val_samples]
+        questions = work.validation.examples[: params.train.val_samples]
         watcher = Watcher(params, course, questions, run, progress, folder, tracking.read_facts(run.id).latest)
         if watcher.catch_up() < params.train.max_steps:  # the trainer would take one more step
-            loop.train(course, params.train, params.workflow, watcher)
+            loop.train(course, params.train, watcher)
     watcher.finish()
 
 
@@ -137,8 +162,8 @@ class Watcher:
     def _asked(self) -> dict[str, float]:
         """What the run has asked of its models so far, what was done again after an interruption too."""
         before = {name: point.value for name, point in self.before.items() if name.startswith("llm/")}
-        now = self.course.environment.clients.figures()
-        return {name: before.get(name, 0.0) + now.get(name, 0.0) for name in before | now}
+        now = self.course.environment.figures()
+        return {name: before.get(name, 0.0) + now.get(name, 0.0) for name in {*before, *now}}
 
     def _show(self, batch: Batch, number: int) -> None:
         rows = [rollout_row(rollout) for rollout in batch.rollouts]
@@ -174,24 +199,10 @@ class Watcher:
         self.progress.console.print(f"step {number}: collapsed: {reason}")
 
     def validate(self, number: int) -> float:
-        with models.leaving_room():
-            return self._validate(number)
-
-    def _validate(self, number: int) -> float:
         """Mean score of greedy workflows on the validation questions; unscored ones are left out and counted."""
-        prompts = policy_prompts(self.course.tokenizer, self.validation, self.params.workflow)
-        texts = complete(
-            self.course.model,
-            self.course.tokenizer,
-            prompts,
-            max_tokens=self.params.train.max_completion_tokens,
-            batch_size=self.params.train.prompts_per_step * self.params.train.group_size,
-        )
-        graded = self.course.background.run(
-            self.course.environment.grade_all(list(zip(texts, self.validation, strict=True)))
-        )
-        samples = [one.sample for one in graded]
-        metrics = validation_metrics(samples, statistics.fmean(one.cost for one in graded))
+        played = loop.episodes_of(self.course, self.params.train).play(self.validation, number)
+        samples = [one.sample for one in played]
+        metrics = validation_metrics(samples, statistics.fmean(one.cost for one in played))
         if not self._has(VALIDATION, number):
             self.run.log_table(f"validation/step_{number:06d}.json", [sample.to_row() for sample in samples])
         if VALIDATION not in metrics:

@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 ProblemType = Literal["math", "code", "qa", "mixed"]
-Kind = Literal["math", "choice", "text", "code"]
+Kind = Literal["math", "choice", "text", "code", "task"]
 Split = Literal["train", "validation", "test"]
 KINDS: tuple[Kind, ...] = ("math", "choice", "text", "code")
+"""Those of the mixed datasets; a `task` is a benchmark's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,9 @@ class Example:
 
     @property
     def kind(self) -> Kind:
-        """How the answer is graded: a number, a choice letter, free text, or a function with unit tests."""
+        """How the answer is graded: a number, a choice letter, free text, by unit tests, or by a benchmark's grader."""
+        if "competition" in self.extra:
+            return "task"
         if "test" in self.extra:
             return "code"
         if "choices" in self.extra:
@@ -147,7 +150,7 @@ class Sample:
 class Rollout:
     """One episode of the policy on one example: what it wrote, what that did, what it was worth, and why.
 
-    `version` counts the updates of the policy that wrote it.
+    `version` counts the updates of the policy that wrote it; `cost` is what the executor took, in USD.
     """
 
     example: Example
@@ -157,3 +160,4 @@ class Rollout:
     reason: str = ""
     version: int = 0
     temperature: float = 1.0
+    cost: float = 0.0

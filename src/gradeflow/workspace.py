@@ -15,18 +15,20 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from gradeflow.errors import DataError
+from gradeflow.prompt import Message
 from gradeflow.redact import redact
 
 SCHEMA_VERSION = "gradeflow-telemetry/1"
 LONGEST_ID = 100
+RULE = "=" * 80
 
-Record = Literal["conversation", "llm_calls", "sandbox_runs", "grade_reports"]
+Record = Literal["conversation", "llm_calls", "sandbox_runs", "experiment_reviews", "grade_reports"]
 
 
 def timestamp(seconds: float | None = None) -> str:
@@ -99,6 +101,16 @@ class Workspace:
         with _writing(path):
             part.write_text(text + "\n", encoding="utf-8")
             part.replace(path)
+
+    def write_conversation(self, messages: Sequence[Message]) -> None:
+        """What was said, as summary.json, and as summary_readable.txt for a reader."""
+        said: Any = redact(list(messages), self._secrets)
+        readable = "".join(f"=== {one['role'].upper()} ===\n{one['content']}\n\n{RULE}\n\n" for one in said)
+        texts = {"summary.json": json.dumps(said, indent=2, ensure_ascii=False), "summary_readable.txt": readable}
+        for name, text in texts.items():
+            path = self.artifacts / name
+            with _writing(path):
+                path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def keep_script(self, code: str) -> Path:
         """Keep a copy of the agent's code beside the telemetry."""

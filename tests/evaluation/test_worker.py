@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -106,6 +108,21 @@ def test_a_worker_that_is_killed_is_no_success(planned: Callable[..., Plan]) -> 
     thread.join()
 
 
+def test_a_worker_ends_with_the_process_that_started_it(planned: Callable[..., Plan]) -> None:
+    plan = planned(0)
+    code = "import sys; from pathlib import Path; from gradeflow.evaluation import process, plan; "
+    code += "process.run(plan.Plan.read(Path(sys.argv[1])))"
+    Path(plan.out).mkdir(parents=True)
+    plan.write(Path(plan.out) / "given.json")
+    parent = subprocess.Popen([sys.executable, "-c", code, str(Path(plan.out) / "given.json")])
+    try:
+        _until(lambda: bool(_workers(plan)))
+    finally:
+        parent.kill()
+        parent.wait()
+    _until(lambda: not _workers(plan))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("full", "left"), [("out", 0), ("out", 16 << 10), ("cache", 0)])
 def test_a_disk_that_is_full_is_named_and_what_is_done_stays(
@@ -149,5 +166,12 @@ def test_a_model_that_does_not_fit_into_memory_says_so(
 def _workers(plan: Plan) -> list[int]:
     import psutil
 
-    children = psutil.Process().children(recursive=True)
-    return [one.pid for one in children if str(Path(plan.out) / "plan.json") in one.cmdline()]
+    told = psutil.process_iter(["cmdline"])
+    return [one.pid for one in told if str(Path(plan.out) / "plan.json") in (one.info["cmdline"] or ())]
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -51,7 +51,7 @@ def test_an_adapter_that_training_has_broken_is_in_no_checkpoint(
     silent = Silent()
     with courses.course(tmp_path, Grader(lambda _: [0.0, 1.0, 1.0, 0.0]), **ONE_STEP) as small:
         with pytest.raises(AdapterError, match=rf"^step 1: training has broken the adapter, and stops\. .*{said}"):
-            loop.train(small.course, small.settings.train, small.settings.workflow, silent)
+            loop.train(small.course, small.settings.train, silent)
         assert checkpoint.newest(small.course.folder) is None
     assert (silent.steps, silent.checkpoints) == ([1], [])
 
@@ -74,7 +74,7 @@ def test_an_adapter_that_no_update_has_moved_need_not_do_anything_yet(
 
 def test_what_was_seen_of_the_judge_is_in_the_checkpoint(tmp_path: Path) -> None:
     with courses.course(tmp_path, Grader(lambda _: [0.0, 1.0, 1.0, 0.0]), **ONE_STEP) as small:
-        loop.train(small.course, small.settings.train, small.settings.workflow, Silent())
+        loop.train(small.course, small.settings.train, Silent())
         last = checkpoint.newest(small.course.folder)
         assert last is not None
         assert checkpoint.state_of(last)["alarm"] == [[]]

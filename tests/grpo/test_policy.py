@@ -49,12 +49,11 @@ def test_a_completion_depends_on_its_own_seed_and_not_on_those_beside_it(made: A
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_log_probabilities_are_those_of_the_tokens_at_the_temperature(made: Any, temperature: float) -> None:
-    model = made[0]
-    for (prompt, _), one in zip(
-        [(PROMPTS[0], 1), (PROMPTS[1], 2)],
-        written(made, [(PROMPTS[0], 1), (PROMPTS[1], 2)], temperature),
-        strict=True,
-    ):
+    model, tokenizer, settings = made
+    asked = [(PROMPTS[0], 1), (PROMPTS[1], 2)]
+    assert [one.log_probs for one in written(made, asked, temperature)] == [(), ()]
+    later = model, tokenizer, settings.model_copy(update={"staleness": 1})
+    for (prompt, _), one in zip(asked, written(later, asked, temperature), strict=True):
         ids = torch.tensor([*prompt, *one.ids])
         with torch.no_grad():
             shares = (model(ids[None]).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)

@@ -97,7 +97,7 @@ def trained(
     with courses.course(folder, Breaking(broken, done * STEP), **SETTINGS | changes) as small:
         watcher = Watcher(small, killed)
         with suppress(KeyboardInterrupt):
-            loop.train(small.course, small.settings.train, small.settings.workflow, watcher)
+            loop.train(small.course, small.settings.train, watcher)
         yield small, watcher
 
 
@@ -154,7 +154,7 @@ def test_one_collapse_too_many_ends_training_and_leaves_its_checkpoints(tmp_path
     with courses.course(tmp_path, Breaking(BROKEN), **changes) as small:
         watcher = Watcher(small, lambda _: False)
         with pytest.raises(CollapseError, match=r"^step 6: the policy collapsed after 0 returns .*: reward 0 \(it was"):
-            loop.train(small.course, small.settings.train, small.settings.workflow, watcher)
+            loop.train(small.course, small.settings.train, watcher)
         assert 6 in watcher.logs
         newest = checkpoint.newest(small.course.folder)
         assert newest is not None

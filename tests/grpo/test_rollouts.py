@@ -13,6 +13,7 @@ import pytest
 
 from gradeflow.background import Background
 from gradeflow.errors import SettingsError, TooManyFaults
+from gradeflow.grpo.episodes import Episodes
 from gradeflow.grpo.policy import Completion
 from gradeflow.grpo.questions import Questions
 from gradeflow.grpo.rollouts import Rollouts
@@ -59,7 +60,9 @@ def rollouts(grader: Grader, **changes: object) -> Iterator[tuple[Rollouts, Writ
         questions = Questions(QUESTIONS, 0)
         yield (
             Rollouts(
-                writer, lambda _: [1, 2], str, questions, environment, background, settings.train, settings.workflow
+                Episodes(writer, lambda _: [1, 2], str, environment, background, settings.train),
+                questions,
+                settings.train,
             ),
             writer,
         )
@@ -134,7 +137,7 @@ def test_a_verdict_begins_when_its_completion_ends() -> None:
 
     with rollouts(Clock(lambda _: GOOD)) as (found, _):
         slow: Any = Slow()
-        found._policy = slow
+        found._episodes.policy = slow
         found.take(0, 1.0, nothing)
     assert len(began) == 2 * GROUP
     assert began[-1] - began[0] > 0.1

@@ -63,7 +63,7 @@ class Updates:
 
         self.found: list[dict[str, Any]] = []
         course, settings = small.course, small.settings
-        rollouts = loop.rollouts_of(course, settings.train, settings.workflow)
+        rollouts = loop.rollouts_of(course, settings.train)
         last = checkpoint.newest(course.folder)
         if last is not None:
             rollouts.restore(checkpoint.state_of(last))
@@ -218,7 +218,8 @@ def test_what_an_older_policy_wrote_is_weighed_by_the_probabilities_it_had_then(
 
 
 def test_the_log_probabilities_kept_at_sampling_are_those_of_the_policy_that_sampled(tmp_path: Path) -> None:
-    with courses.course(tmp_path, Grader(by_order(SCORES)), **ONE_STEP, train__temperature=0.7) as small:
+    changes = {**ONE_STEP, "train__temperature": 0.7, "train__staleness": 1}
+    with courses.course(tmp_path, Grader(lambda _: SCORES[0]), **changes) as small:
         (update,) = Updates(small).found
         with torch.no_grad():
             for name, weight in small.course.model.named_parameters():

@@ -358,7 +358,7 @@ def trained(small: Small, policy: Any) -> list[dict[str, Any]]:
     from transformers import TrainerCallback
 
     course, settings = small.course, small.settings
-    rollouts = loop.rollouts_of(course, settings.train, settings.workflow, policy)
+    rollouts = loop.rollouts_of(course, settings.train, policy)
     made = trainer.make(course.model, course.tokenizer, rollouts, settings.train, course.folder, dict, lambda _: None)
     found: list[dict[str, Any]] = []
 

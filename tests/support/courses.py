@@ -12,13 +12,15 @@ import torch
 from gradeflow import digest, models, params, sources
 from gradeflow.background import Background
 from gradeflow.grpo import loop
-from gradeflow.grpo.environment import Graded
+from gradeflow.grpo.environment import Graded, Writer
 from gradeflow.judge import Judge
 from gradeflow.params import Params
 from gradeflow.types import Example, Sample
+from gradeflow.workflow.program import policy_messages
 from support import tiny
 
 GROUP = 4
+WORKFLOW = params.load(tiny.ROOT / "params.yaml").workflow
 QUESTIONS = tuple(itertools.islice(sources.made("word_problems", "train", 0), 6))
 
 Scores = Callable[[Example], Sequence[float | None]]
@@ -35,6 +37,11 @@ class Grader:
         self._seconds = seconds
         self._places: dict[str, Iterator[int]] = {}
         self.asked: list[str] = []
+
+    async def episode(self, example: Example, writer: Writer) -> Graded:
+        text = await writer.write(policy_messages(example, WORKFLOW))
+        writer.done()
+        return await self.grade(text, example)
 
     async def grade(self, text: str, example: Example) -> Graded:
         if example.id not in self._places:

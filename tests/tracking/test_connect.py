@@ -1,3 +1,5 @@
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -42,6 +44,21 @@ def test_a_file_that_is_no_database_is_left_as_it_was(store: Path, tmp_path: Pat
     with pytest.raises(TrackingError, match="file is not a database"):
         tracking.connect(params.Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db", experiment="x"), store)
     assert (tmp_path / "mlflow.db").read_text() == "plain text " * 500
+
+
+def test_a_first_start_that_is_killed_while_mlflow_makes_its_tables_spoils_no_later_one(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib\n"
+        "import mlflow.store.db.utils as made\n"
+        "made._upgrade_db = lambda engine: os.kill(os.getpid(), 9)\n"
+        "from gradeflow import params, tracking\n"
+        "tracking.connect(params.Tracking(uri='', experiment='x'), pathlib.Path.cwd())\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    again = code.replace("made._upgrade_db", "made.unused")
+    for said, status in ((code, -signal.SIGKILL), (again, 0)):
+        assert subprocess.run([sys.executable, "-c", said], check=False, cwd=tmp_path, env=kept).returncode == status
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"mlflow.db"}
 
 
 def test_a_password_in_the_address_of_a_store_is_not_printed(store: Path) -> None:

@@ -8,7 +8,7 @@ Adding a family is one module here.
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -99,3 +99,8 @@ def competition(benchmark: str, task_id: str, data_dir: Path) -> Competition:
         known = ", ".join(family.tasks())
         raise SettingsError(f"solve.task is {task_id!r}; {canonical(benchmark)} has {known}")
     return family.competition(task_id, data_dir)
+
+
+def task_ids(benchmark: str, data_dir: Path, names: Sequence[str], dataset_file: str) -> list[str]:
+    """The named tasks; where none is, those of the file, else all of the benchmark."""
+    return list(names) or list(load(benchmark).tasks())

@@ -10,6 +10,7 @@ from gradeflow.adapter import vllm
 from gradeflow.errors import TIMED_OUT, EvaluationError
 from gradeflow.evaluation.plan import Backend, Plan
 from gradeflow.evaluation.worker import LONGEST, told
+from gradeflow.llm.vllm_process import BOUND
 
 STOP_S = 10
 """What a worker has to end by itself, as with the original's `timeout --kill-after=10`."""
@@ -27,7 +28,8 @@ def run(plan: Plan) -> None:
         plan.write(out / "plan.json")
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    command = [str(python(plan.backend)), "-m", "gradeflow.evaluation.worker", str(out / "plan.json"), str(writing)]
+    worker = [str(python(plan.backend)), "-m", "gradeflow.evaluation.worker", str(out / "plan.json"), str(writing)]
+    command = [sys.executable, "-c", BOUND, *worker]
     with open(reading, "rb", buffering=0) as last_words:  # noqa: PTH123 - a descriptor
         try:
             process = subprocess.Popen(command, env=environment(), start_new_session=True, pass_fds=[writing])

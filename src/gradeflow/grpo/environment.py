@@ -4,20 +4,22 @@ The same environment grades in training, in validation and in evaluation.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from gradeflow import audit, dataset, llm, models, prompt, readiness
 from gradeflow.errors import Fault
 from gradeflow.judge import Judge, prompt_of
 from gradeflow.params import Params
-from gradeflow.prompt import Prompt
+from gradeflow.prompt import Message, Prompt
 from gradeflow.sandbox import Sandbox
 from gradeflow.scorer import Scorer
 from gradeflow.trace import Trace
 from gradeflow.types import Event, Example, Sample, Score
 from gradeflow.workflow import operators
+from gradeflow.workflow.program import policy_messages
 from gradeflow.workflow.run import run_workflow
 
 
@@ -29,6 +31,36 @@ class Graded:
     events: tuple[Event, ...]
     cost: float
     reason: str = ""
+
+
+class Writer(Protocol):
+    """Writes as the policy, for one episode; `events` are what was asked of it and written."""
+
+    @property
+    def events(self) -> tuple[Event, ...]: ...
+
+    async def write(self, messages: Sequence[Message]) -> str: ...
+
+    def done(self) -> None:
+        """Say that nothing more is asked: what was written can be looked at while it is graded."""
+
+
+class Environment(Protocol):
+    """What the loop needs to know of one. `needs` names what has to answer, for its user."""
+
+    judge: Judge | None
+    needs: str
+
+    def tags(self) -> Mapping[str, str]:
+        """What a run says of how it grades."""
+
+    def figures(self) -> Mapping[str, float]:
+        """What was asked of models so far, as metrics."""
+
+    async def close(self) -> None: ...
+
+    async def episode(self, example: Example, writer: Writer) -> Graded:
+        """Let the policy write, and grade it."""
 
 
 async def require_ready(settings: Params, *, runs: bool = True) -> None:
@@ -66,6 +98,12 @@ class Grader:
         self.needs = " and ".join(filter(None, (", ".join(f"{name} ({url})" for name, url in urls.items()), "sandbox")))
         self._tries = settings.train.fault_retries + 1
         self._seed = settings.train.seed
+
+    def tags(self) -> dict[str, str]:
+        return {"gradeflow.scorer.version": self.scorer.version}
+
+    def figures(self) -> dict[str, float]:
+        return self.clients.figures()
 
     async def score_again(self, sample: Sample, example: Example) -> Sample:
         """The sample with its answer scored anew; one that came to no answer, by a failure or a fault, as it is."""
@@ -109,6 +147,13 @@ class WorkflowEnvironment(Grader):
         super().__init__(settings, runs=True)
         self.executor = self.clients[settings.workflow.executor]
         self._workflow = settings.workflow
+
+    async def episode(self, example: Example, writer: Writer) -> Graded:
+        """The policy writes a workflow, which is run and whose answer is scored."""
+        text = await writer.write(policy_messages(example, self._workflow))
+        writer.done()
+        graded = await self.grade(text, example)
+        return replace(graded, events=(*graded.events, *writer.events))
 
     async def grade(self, completion: str, example: Example, repeat: int = 0) -> Graded:
         """Grade one completion; a fault is tried again, and leaves the sample without a score at the end."""

@@ -16,7 +16,8 @@ from gradeflow.audit import Alarm
 from gradeflow.background import Background
 from gradeflow.errors import AdapterError
 from gradeflow.grpo import checkpoint, trainer, vllm_policy
-from gradeflow.grpo.environment import WorkflowEnvironment
+from gradeflow.grpo.environment import Environment
+from gradeflow.grpo.episodes import Episodes
 from gradeflow.grpo.policy import LocalPolicy, Policy
 from gradeflow.grpo.questions import Questions
 from gradeflow.grpo.rollback import Rollback
@@ -47,7 +48,7 @@ class Course:
     tokenizer: "PreTrainedTokenizerBase"
     identity: BaseIdentity
     examples: Sequence[Example]
-    environment: WorkflowEnvironment
+    environment: Environment
     background: Background
     folder: Path
 
@@ -89,10 +90,8 @@ def policy_of(course: Course, settings: params.Train) -> Iterator[Policy]:
         yield policy
 
 
-def rollouts_of(
-    course: Course, settings: params.Train, workflow: params.Workflow, policy: Policy | None = None
-) -> Rollouts:
-    """The course's groups, written by its model where no other policy is given."""
+def episodes_of(course: Course, settings: params.Train, policy: Policy | None = None) -> Episodes:
+    """Episodes of the course, written by its model where no other policy is given."""
     tokenizer: Any = course.tokenizer
 
     def encode(messages: Any) -> list[int]:
@@ -101,19 +100,16 @@ def rollouts_of(
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    return Rollouts(
-        policy or LocalPolicy(course.model, tokenizer, settings),
-        encode,
-        decode,
-        Questions(course.examples, settings.seed),
-        course.environment,
-        course.background,
-        settings,
-        workflow,
-    )
+    policy = policy or LocalPolicy(course.model, tokenizer, settings)
+    return Episodes(policy, encode, decode, course.environment, course.background, settings)
 
 
-def train(course: Course, settings: params.Train, workflow: params.Workflow, watcher: Watcher) -> None:
+def rollouts_of(course: Course, settings: params.Train, policy: Policy | None = None) -> Rollouts:
+    """The course's groups."""
+    return Rollouts(episodes_of(course, settings, policy), Questions(course.examples, settings.seed), settings)
+
+
+def train(course: Course, settings: params.Train, watcher: Watcher) -> None:
     """Train to `settings.max_steps`, going on from the newest checkpoint in `course.folder` where there is one.
 
     Raises:
@@ -123,7 +119,7 @@ def train(course: Course, settings: params.Train, workflow: params.Workflow, wat
         ProviderError: the server that writes rollouts was away for too long; as with too many faults.
     """
     with policy_of(course, settings) as policy:
-        _train(course, rollouts_of(course, settings, workflow, policy), settings, watcher)
+        _train(course, rollouts_of(course, settings, policy), settings, watcher)
 
 
 def _train(course: Course, rollouts: Rollouts, settings: params.Train, watcher: Watcher) -> None:

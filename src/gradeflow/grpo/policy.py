@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Token ids, the one that ends it included, and their log-probabilities at the temperature that was asked for."""
+    """Token ids, the one that ends it included, and their log-probabilities at the temperature that was asked for.
+
+    There are none where the model that learns from it at once is the one that wrote it.
+    """
 
     ids: tuple[int, ...]
     log_probs: tuple[float, ...]
@@ -92,23 +95,27 @@ class LocalPolicy:
             self._changed.notify()
 
     def serve(self, version: int) -> None:  # noqa: ARG002 - the model is what it is
+        settings = self._settings
+        most = settings.prompts_per_step * settings.group_size * (1 + settings.staleness)
         while calls := self._next():
-            self._write(calls)
+            for start in range(0, len(calls), most):
+                self._write(calls[start : start + most])
 
     def _next(self) -> list[_Call]:
         """What is asked for, once all that ask are waiting."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._calls) >= self._asking)
             calls, self._calls = self._calls, []
-        return sorted(calls, key=lambda call: call.prompt)  # copies of a prompt side by side
+        return sorted(calls, key=lambda call: (len(call.prompt), call.prompt))  # copies of a prompt side by side
 
     def _write(self, calls: Sequence[_Call]) -> None:
         prompts = list(dict.fromkeys(call.prompt for call in calls))
         copies = [sum(call.prompt == prompt for call in calls) for prompt in prompts]
-        choose, log_probs = self._chooser(calls)
+        later = self._settings.staleness > 0 or self._settings.ppo_epochs > 1
+        choose, log_probs = self._chooser(calls, measure=later)
 
         def ended(row: int, ids: list[int]) -> None:
-            calls[row].answer(Completion(tuple(ids), tuple(log_probs[row, : len(ids)].tolist())))
+            calls[row].answer(Completion(tuple(ids), tuple(log_probs[row, : len(ids)].tolist()) if later else ()))
 
         training = self._model.training
         self._model.eval()
@@ -118,8 +125,8 @@ class LocalPolicy:
         finally:
             self._model.train(training)
 
-    def _chooser(self, calls: Sequence[_Call]) -> "tuple[Choose, torch.Tensor]":
-        """How tokens are drawn, and the table (N, T) of log-probabilities that fills as they are."""
+    def _chooser(self, calls: Sequence[_Call], *, measure: bool) -> "tuple[Choose, torch.Tensor]":
+        """How tokens are drawn, and the table (N, T) of log-probabilities that fills as they are, to `measure` them."""
         import torch
 
         device, longest = self._model.device, self._settings.max_completion_tokens
@@ -127,6 +134,8 @@ class LocalPolicy:
         temperatures = torch.tensor([one.temperature for one in calls], device=device)
         draw = sampler(temperatures, draws.to(device), self._settings.top_p, self._settings.top_k)
         found = torch.zeros(len(calls), longest, device=device)
+        if not measure:
+            return draw, found
 
         def choose(logits: "torch.Tensor", rows: "torch.Tensor", step: int) -> "torch.Tensor":
             chosen = draw(logits, rows, step)

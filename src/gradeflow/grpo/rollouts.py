@@ -8,19 +8,15 @@ learns from a group is the one that wrote it.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from gradeflow import digest, models, params
-from gradeflow.background import Background
-from gradeflow.errors import SettingsError, TooManyFaults
-from gradeflow.grpo.environment import WorkflowEnvironment
-from gradeflow.grpo.policy import Policy
+from gradeflow import models, params
+from gradeflow.errors import TooManyFaults
+from gradeflow.grpo.episodes import Episode, Episodes
 from gradeflow.grpo.questions import Questions
-from gradeflow.types import Event, Example, Rollout, Turn
-from gradeflow.workflow.program import policy_messages
+from gradeflow.types import Example, Rollout, Turn
 
 Group = Sequence[Rollout]
 """The rollouts of one question in one step."""
@@ -64,17 +60,19 @@ class _Flight:
     example: Example
     version: int
     temperature: float
-    turns: "Sequence[Future[Turn]]"
-    rollouts: "Sequence[Future[Rollout]]"
+    episodes: Sequence[Episode]
 
     def state(self) -> dict[str, Any]:
         """What was written, of which the scores follow; what is still being written is waited for."""
-        turns = [turn.result() for turn in self.turns]
+        wrote = [
+            [{"ids": turn.completion_ids, "log_probs": turn.log_probs} for turn in episode.turns.result()]
+            for episode in self.episodes
+        ]
         return {
             "example": self.example.id,
             "version": self.version,
             "temperature": self.temperature,
-            "wrote": [{"ids": turn.completion_ids, "log_probs": turn.log_probs} for turn in turns],
+            "wrote": wrote,
         }
 
 
@@ -85,25 +83,10 @@ class Rollouts:
     step as the settings allow; after that it stays.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        encode: Callable[[Any], Sequence[int]],
-        decode: Callable[[Sequence[int]], str],
-        questions: Questions,
-        environment: WorkflowEnvironment,
-        background: Background,
-        settings: params.Train,
-        workflow: params.Workflow,
-    ) -> None:
-        self._policy = policy
-        self._encode = encode
-        self._decode = decode
+    def __init__(self, episodes: Episodes, questions: Questions, settings: params.Train) -> None:
+        self._episodes = episodes
         self._questions = questions
-        self._environment = environment
-        self._background = background
         self._settings = settings
-        self._workflow = workflow
         self._flights: deque[_Flight] = deque()
         self._serial = 0
         self._again: list[Example] = []
@@ -111,7 +94,7 @@ class Rollouts:
     @property
     def own_model(self) -> bool:
         """Whether they are written by the trainer's own model."""
-        return self._policy.own_model
+        return self._episodes.policy.own_model
 
     def take(
         self, version: int, temperature: float, meanwhile: Callable[[Sequence[tuple[Turn, float]]], None]
@@ -126,7 +109,14 @@ class Rollouts:
         wanted = self._settings.prompts_per_step
         self._fill(wanted * (1 + self._settings.staleness), version, temperature)
         flights = list(self._flights)[:wanted]
-        meanwhile([(turn.result(), flight.temperature) for flight in flights for turn in flight.turns])
+        meanwhile(
+            [
+                (turn, flight.temperature)
+                for flight in flights
+                for episode in flight.episodes
+                for turn in episode.turns.result()
+            ]
+        )
         started = time.perf_counter()
         groups, replaced = [self._next() for _ in range(wanted)], list[Group]()
         self._require_scores(groups)
@@ -158,8 +148,8 @@ class Rollouts:
     def start_again(self) -> None:
         """Throw away what is on its way, for another policy to write: the same questions are asked again."""
         for flight in self._flights:
-            for rollout in flight.rollouts:
-                rollout.cancel()
+            for episode in flight.episodes:
+                episode.rollout.cancel()
         self._serial -= len(self._flights)
         self._again = [*(flight.example for flight in self._flights), *self._again]
         self._flights.clear()
@@ -169,92 +159,29 @@ class Rollouts:
         missing = wanted - len(self._flights)
         if missing <= 0:
             return
-        self._policy.begin(missing * self._settings.group_size)
+        self._episodes.policy.begin(missing * self._settings.group_size)
         for _ in range(missing):
             example = self._again.pop(0) if self._again else self._questions.draw()
             self._flights.append(self._start(example, version, temperature))
-        self._policy.serve(version)
+        self._episodes.policy.serve(version)
 
     def _start(self, example: Example, version: int, temperature: float) -> _Flight:
-        prompt = self._prompt(example)
         serial, self._serial = self._serial, self._serial + 1
-        turns, rollouts = list[Future[Turn]](), list[Future[Rollout]]()
-        for copy in range(self._settings.group_size):
-            seed = int(digest.of_json([self._settings.seed, serial, copy])[:15], 16)
-            turn: Future[Turn] = Future()
-            turns.append(turn)
-            rollouts.append(self._background.start(self._episode(example, prompt, seed, turn, version, temperature)))
-        return _Flight(example, version, temperature, turns, rollouts)
+        seeds = [(self._settings.seed, serial, copy) for copy in range(self._settings.group_size)]
+        return _Flight(example, version, temperature, self._episodes.start(example, seeds, version, temperature))
 
     def _go_on(self, state: Mapping[str, Any]) -> _Flight:
         """A group that was written before an interruption is graded again."""
         example = self._questions.find(state["example"])
         version, temperature = state["version"], state["temperature"]
-        prompt = self._prompt(example)
-        turns, rollouts = list[Future[Turn]](), list[Future[Rollout]]()
-        for wrote in state["wrote"]:
-            turn = self._turn(prompt, wrote["ids"], wrote["log_probs"])
-            turns.append(Future())
-            turns[-1].set_result(turn)
-            rollouts.append(self._background.start(self._grade(example, turn, time.time(), 0.0, version, temperature)))
-        return _Flight(example, version, temperature, turns, rollouts)
-
-    def _prompt(self, example: Example) -> Sequence[int]:
-        prompt = self._encode(policy_messages(example, self._workflow))
-        if len(prompt) > self._settings.max_prompt_tokens:
-            raise SettingsError(
-                f"train.max_prompt_tokens is {self._settings.max_prompt_tokens}; a prompt has {len(prompt)} tokens"
-            )
-        return prompt
-
-    def _turn(self, prompt: Sequence[int], ids: Sequence[int], log_probs: Sequence[float]) -> Turn:
-        wrote = tuple(ids)
-        return Turn(tuple(prompt), wrote, (1,) * len(wrote), self._decode(wrote), tuple(log_probs))
-
-    async def _episode(
-        self,
-        example: Example,
-        prompt: Sequence[int],
-        seed: int,
-        wrote: "Future[Turn]",
-        version: int,
-        temperature: float,
-    ) -> Rollout:
-        started, clock = time.time(), time.perf_counter()
-        try:
-            written = await self._policy.complete(prompt, seed, temperature, version)
-            turn = self._turn(prompt, written.ids, written.log_probs)
-            wrote.set_result(turn)
-        except BaseException as error:
-            wrote.set_exception(error)
-            raise
-        finally:
-            self._policy.end()
-        return await self._grade(example, turn, started, time.perf_counter() - clock, version, temperature)
-
-    async def _grade(
-        self, example: Example, turn: Turn, started: float, seconds: float, version: int, temperature: float
-    ) -> Rollout:
-        """The rollout of a turn that took the policy so many `seconds` from when it `started`."""
-        event = Event(
-            "policy",
-            "policy",
-            started,
-            seconds,
-            {"messages": policy_messages(example, self._workflow)},
-            {"text": turn.text},
-            len(turn.prompt_ids),
-            len(turn.completion_ids),
-        )
-        graded = await self._environment.grade(turn.text, example)
-        events = (*graded.events, event)
-        return Rollout(example, (turn,), graded.sample, events, graded.reason, version, temperature)
+        episodes = [self._episodes.go_on(example, wrote, version, temperature) for wrote in state["wrote"]]
+        return _Flight(example, version, temperature, episodes)
 
     def _next(self) -> Group:
         """The oldest group, when all of it is graded."""
         flight = self._flights.popleft()
         with models.leaving_room():
-            group = [rollout.result() for rollout in flight.rollouts]
+            group = [episode.rollout.result() for episode in flight.episodes]
         self._questions.learnt(flight.example, [one.sample.score for one in group if one.sample.score is not None])
         return group
 
@@ -269,7 +196,7 @@ class Rollouts:
             raise TooManyFaults(
                 f"{len(faults)} of {len(tried)} rollouts of a step have no score (mostly {cause}); more than "
                 f"train.max_fault_share = {self._settings.max_fault_share}. When "
-                f"{self._environment.needs} answer again, the same command goes on from the last checkpoint",
+                f"{self._episodes.environment.needs} answer again, the same command goes on from the last checkpoint",
                 cause=cause,
             )
 

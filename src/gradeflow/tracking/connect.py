@@ -1,7 +1,9 @@
 """Choosing the store and the experiment of all further calls."""
 
+import contextlib
 import os
 import sqlite3
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -51,7 +53,9 @@ def connect(settings: params.Tracking, root: Path) -> None:
 def _try_database(uri: str) -> None:
     """Open the database once: MLflow would go on trying, and printing, for minutes."""
     if uri.startswith("sqlite:///"):
-        file = uri.removeprefix("sqlite:///").partition("?")[0]
+        file = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+        if not file.exists() and file.parent.is_dir():
+            _make_database(file)
         with closing(sqlite3.connect(file, timeout=30)) as database:
             database.execute("BEGIN IMMEDIATE")
     elif uri.startswith(("postgresql", "mysql", "mssql")):
@@ -60,6 +64,18 @@ def _try_database(uri: str) -> None:
         engine = sqlalchemy.create_engine(uri)
         engine.connect().close()
         engine.dispose()
+
+
+def _make_database(file: Path) -> None:
+    """Make MLflow's tables elsewhere first: it makes them one by one, and opens no file that SIGKILL left half made."""
+    from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as folder:
+        part = Path(folder) / file.name
+        SqlAlchemyStore(f"sqlite:///{part}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()  # type: ignore[no-untyped-call]
+        with contextlib.suppress(FileExistsError):  # another process may have made it just now
+            os.link(part, file)
 
 
 def _choose_experiment(uri: str, name: str, root: Path) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gradeflow.errors import TrackingError
 from gradeflow.tracking import store
-from gradeflow.tracking.names import CHAIN, FINGERPRINT, REUSED, STAGE
+from gradeflow.tracking.names import CHAIN, FINGERPRINT, PARENT, REUSED, STAGE
 
 if TYPE_CHECKING:
     import mlflow
@@ -140,10 +140,31 @@ def read_datasets(run_id: str) -> dict[str, str]:
 
 
 @store.told()
+def find_children(run_id: str) -> list[Facts]:
+    """The runs below a run, the oldest first."""
+    found: list[Facts] = []
+    page: str | None = ""
+    while page is not None:
+        some = store.client().search_runs(
+            [store.in_use().experiment],
+            f"tags.`{PARENT}` = '{run_id}'",
+            max_results=1000,
+            order_by=["start_time ASC"],
+            page_token=page or None,
+        )
+        found += map(_facts, some)
+        page = some.token or None
+    return found
+
+
+@store.told()
 def read_facts(run_id: str) -> Facts:
-    found = _get(run_id)
+    return _facts(_get(run_id))
+
+
+def _facts(found: "mlflow.entities.Run") -> Facts:
     return Facts(
-        run_id,
+        str(found.info.run_id),
         str(found.info.run_name),
         str(found.info.status),
         found.info.start_time / 1000,

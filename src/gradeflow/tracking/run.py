@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from asyncio import CancelledError
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -141,20 +142,23 @@ def start_run(
     chain: str | None = None,
     resume: str | None = None,
     fingerprint: str | None = None,
+    parent: Run | None = None,
 ) -> Iterator[Run]:
     """Open the stage's run: the one named by `resume`, else the one that `mlflow run` opened, else its own.
+
+    With a `parent` it is a run of its own below that one and in its chain.
 
     Settings become params (`train.learning_rate`), but only those that the run lacks: `mlflow run` has logged
     its own spelling, and MLflow refuses a second. An exception ends the run as FAILED, Ctrl-C as KILLED.
     """
     with store.told():
-        run = _open(stage, settings_tree, name, chain, resume, fingerprint)
+        run = _open(stage, settings_tree, name, chain, resume, fingerprint, parent)
         try:
             yield run
         except BaseException as error:
             run.set_tags({ERROR: _said(error)})
             try:
-                run.end("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED", soon=True)
+                run.end("KILLED" if isinstance(error, KeyboardInterrupt | CancelledError) else "FAILED", soon=True)
             except TrackingError as more:  # what went wrong in the stage is what its user should read last
                 print(f"gradeflow: {more}", file=sys.stderr)
             raise
@@ -176,6 +180,7 @@ def _open(
     chain: str | None,
     resume: str | None,
     fingerprint: str | None,
+    parent: Run | None,
 ) -> Run:
     given = os.environ.pop("MLFLOW_RUN_ID", None)  # joined once: the process's further runs are their own
     client = store.client()
@@ -186,8 +191,10 @@ def _open(
     client.update_run(run_id, status="RUNNING", name=name)
     if ERROR in found.data.tags:
         client.delete_tag(run_id, ERROR)
-    chain = os.environ.get("GRADEFLOW_CHAIN") or chain or found.data.tags.get(CHAIN) or run_id
-    _log_at_once(run_id, found.data.params, tree, _tags(stage, chain, fingerprint))
+    chain = (
+        os.environ.get("GRADEFLOW_CHAIN") or chain or (parent and parent.chain) or found.data.tags.get(CHAIN) or run_id
+    )
+    _log_at_once(run_id, found.data.params, tree, _tags(stage, chain, fingerprint, parent))
     if given and given != run_id:
         client.set_tag(given, REUSED, run_id)
     return Run(run_id, str(found.info.experiment_id), chain)
@@ -215,12 +222,12 @@ def _create(stage: str, fingerprint: str | None) -> str:
     return str(made.info.run_id)
 
 
-def _tags(stage: str, chain: str, fingerprint: str | None) -> dict[str, str]:
+def _tags(stage: str, chain: str, fingerprint: str | None, parent: Run | None) -> dict[str, str]:
     tags = {STAGE: stage, CHAIN: chain, VERSION: version("gradeflow"), **_git_tags()}
     if fingerprint:
         tags[FINGERPRINT] = fingerprint
-    if parent := os.environ.get("GRADEFLOW_PARENT_RUN"):
-        tags[PARENT] = parent
+    if above := parent.id if parent else os.environ.get("GRADEFLOW_PARENT_RUN"):
+        tags[PARENT] = above
     return tags
 
 
