@@ -389,3 +389,35 @@ def test_close_ends_runs_that_are_busy_wait_for_their_host_or_for_their_turn() -
         return await asyncio.gather(*runs, return_exceptions=True)
 
     assert [type(ended) for ended in in_sandbox(use)] == [SandboxError] * 4
+
+
+READS_AND_WRITES = """
+import harness
+found = {}
+for name, path in harness.inputs.items():
+    found[name] = open(path).read()
+    for mode in ("w", "a"):
+        try:
+            open(path, mode)
+        except OSError:
+            pass
+        else:
+            found[name] = "written"
+harness.result(found)
+"""
+
+
+@both
+def test_what_is_made_readable_is_seen_at_its_own_path_and_cannot_be_changed(tmp_path: Path, isolation: str) -> None:
+    (tmp_path / "shown").mkdir()
+    file, other = tmp_path / "shown" / "a.txt", tmp_path / "b.txt"
+    for path in (file, other):
+        path.write_text(path.stem)
+    asked = {"in a folder": str(file), "a file": str(other)}
+    seen = execute(READS_AND_WRITES, isolation=isolation, inputs=asked, readable=[tmp_path / "shown", other])
+    if isolation == "none":
+        assert seen.status == "ok"
+    else:
+        assert seen.value == {"in a folder": "a", "a file": "b"}, seen.error
+        hidden = execute(READS_AND_WRITES, isolation=isolation, inputs={"a file": str(other)}, readable=[file])
+        assert hidden.error_type in {"FileNotFoundError", "PermissionError"}

@@ -7,7 +7,7 @@ import shutil
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gradeflow.errors import SetupError
@@ -92,7 +92,7 @@ def hand_over(folder: Path) -> None:
                 os.chown(name, NOBODY, NOBODY, dir_fd=descriptor, follow_symlinks=False)
 
 
-def arguments(*, folder: Path | None, disk_bytes: int, with_packages: bool) -> list[str]:
+def arguments(*, folder: Path | None, disk_bytes: int, with_packages: bool, readable: Sequence[str] = ()) -> list[str]:
     """The command line up to the command that it runs."""
     private = ["--size", str(disk_bytes), "--perms", "1777", "--tmpfs"]
     work = ["--bind", str(folder), WORK] if folder else [*private, WORK]
@@ -104,7 +104,7 @@ def arguments(*, folder: Path | None, disk_bytes: int, with_packages: bool) -> l
         *["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--hostname", "sandbox"],
         *["--cap-drop", "ALL", *(users if leaves_root() else nobody)],
         *["--proc", "/proc", "--dev", "/dev", *private, "/dev/shm", *private, "/tmp"],  # noqa: S108
-        *_read_only(with_packages=with_packages),
+        *_read_only(*shown(with_packages=with_packages), *readable),
         *["--dir", str(Path(WORK).parent), *work],
         *["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--clearenv", *environment, "--"],
     ]
@@ -155,8 +155,7 @@ def shown(*, with_packages: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _read_only(*, with_packages: bool) -> list[str]:
-    places = shown(with_packages=with_packages)
+def _read_only(*places: str) -> list[str]:
     words = [word for parent in _parents(places) for word in ("--dir", parent)]
     words += [word for place in places for word in ("--ro-bind", place, place)]
     return [*words, *_top_level()]

@@ -29,7 +29,7 @@ ENTER = "import marshal, os, sys; exec(marshal.loads(os.read(int(sys.argv[1]), i
 class Place:
     """Where an interpreter works: the caller's folder or, with None, a private one that vanishes with it.
 
-    `modules` are imported before the job comes.
+    `modules` are imported before the job comes; `readable` are paths of the host that it may read beside the system's.
     """
 
     layer: Layer
@@ -37,6 +37,7 @@ class Place:
     disk_bytes: int
     packages: bool
     modules: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
 
 
 class Interpreter:
@@ -130,7 +131,9 @@ async def start(place: Place) -> Interpreter:
     if place.layer == "bubblewrap":
         return await _start_isolated(place)
     folder = place.folder or Path(tempfile.mkdtemp(prefix="gradeflow-sandbox-"))
-    command = landlock.arguments(folder=folder, with_packages=place.packages) if place.layer == "landlock" else []
+    command: list[str] = []
+    if place.layer == "landlock":
+        command = landlock.arguments(folder=folder, with_packages=place.packages, readable=place.readable)
     return _spawn(place, command, "stay", cwd=folder, scratch=None if place.folder else folder)
 
 
@@ -139,7 +142,12 @@ async def _start_isolated(place: Place) -> Interpreter:
     leaves_root = bubblewrap.leaves_root()
     if leaves_root and place.folder is not None:
         bubblewrap.hand_over(place.folder)
-    command = bubblewrap.arguments(folder=place.folder, disk_bytes=place.disk_bytes, with_packages=place.packages)
+    command = bubblewrap.arguments(
+        folder=place.folder,
+        disk_bytes=place.disk_bytes,
+        with_packages=place.packages,
+        readable=place.readable,
+    )
     program = seccomp.program()
     info, info_end = os.pipe()
     gate_end, gate = os.pipe()

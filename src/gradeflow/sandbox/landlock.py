@@ -6,6 +6,7 @@ libseccomp itself. Weaker than bubblewrap, and named so to users: see WEAKER.
 
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from gradeflow.errors import SetupError
@@ -46,12 +47,12 @@ def find() -> str:
     return f"Landlock (ABI {abi}) and libseccomp"
 
 
-def arguments(*, folder: Path, with_packages: bool) -> list[str]:
+def arguments(*, folder: Path, with_packages: bool, readable: Sequence[str] = ()) -> list[str]:
     """The command line up to the command that it runs."""
     top_level = [name for name in ("/bin", "/lib", "/lib32", "/lib64") if Path(name).is_dir()]
-    readable = dict.fromkeys([*bubblewrap.shown(with_packages=with_packages), *map(os.path.realpath, top_level)])
+    system = [*bubblewrap.shown(with_packages=with_packages), *map(os.path.realpath, top_level)]
     python = [bubblewrap.python(), *bubblewrap.PYTHON_FLAGS]
-    return [*python, str(CONFINE), str(folder), *readable, "--"]
+    return [*python, str(CONFINE), str(folder), *dict.fromkeys([*system, *readable]), "--"]
 
 
 def remedy(said: str) -> str:

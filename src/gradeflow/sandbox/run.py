@@ -7,7 +7,7 @@ import re
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -112,8 +112,11 @@ class Sandbox:
         wall_s: float | None = None,
         memory_mb: int | None = None,
         packages: bool = False,
+        readable: Collection[Path] = (),
     ) -> Execution:
         """Run a script in a private folder, or in `folder`; `packages` lets it import what is installed.
+
+        It sees what is `readable`, folders or files of the host, at their own paths, and cannot change them.
 
         Raises:
             SandboxError: the sandbox broke; the code is not to blame.
@@ -123,7 +126,7 @@ class Sandbox:
         await self._prepare()
         async with _Slot(self._slots) as slot:
             self._require_open()
-            interpreter = await self._take(code, folder, packages=packages)
+            interpreter = await self._take(self._place(code, folder, readable, packages=packages))
             try:
                 job = self._job(code, inputs or {}, memory_mb)
                 lending = slot.lending(handler) if handler else None
@@ -191,8 +194,7 @@ class Sandbox:
         if self._closed:
             raise SandboxError("this sandbox is closed", cause="sandbox")
 
-    async def _take(self, code: str, folder: Path | None, *, packages: bool) -> Interpreter:
-        place = self._place(code, folder, packages=packages)
+    async def _take(self, place: Place) -> Interpreter:
         interpreter = self._waiting(place) or await start(place)
         self._live.add(interpreter)
         return interpreter
@@ -205,10 +207,12 @@ class Sandbox:
             await interpreter.exited()
         self._refill(interpreter.place)
 
-    def _place(self, code: str, folder: Path | None, *, packages: bool) -> Place:
+    def _place(self, code: str, folder: Path | None, readable: Collection[Path], *, packages: bool) -> Place:
         assert self.layer
         modules = tuple(sorted(set(SLOW_IMPORTS.findall(code)))) if packages else ()
-        return Place(self.layer, folder.resolve() if folder else None, self._settings.disk_mb << 20, packages, modules)
+        own = folder.resolve() if folder else None
+        seen = tuple(dict.fromkeys(str(path.resolve()) for path in readable))
+        return Place(self.layer, own, self._settings.disk_mb << 20, packages, modules, seen)
 
     def _waiting(self, place: Place) -> Interpreter | None:
         for interpreter in [each for each in self._ready if each.fits(place)]:
