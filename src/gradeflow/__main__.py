@@ -46,6 +46,7 @@ class Command:
     """Flags that stand for settings, as the original systems' users type them."""
 
 
+FOLDERS = {"benchmark": "solve.benchmark", "data_dir": "solve.data_dir", "tasks_dir": "solve.tasks_dir"}
 COMMANDS: dict[str, Command] = {
     "fetch": Command(
         "fetch",
@@ -188,11 +189,67 @@ Below solve.log_path lie <workflow>_on_<benchmark>/ with the results as CSV, and
 telemetry. API_KEY and API_BASE of the environment count with --llm-model or LLM_MODEL, as in the original runner.""",
         short={
             "workflow": "solve.workflow",
-            "benchmark": "solve.benchmark",
-            "data_dir": "solve.data_dir",
+            **FOLDERS,
             "log_path": "solve.log_path",
             "parallel": "solve.parallel",
         },
+    ),
+    "grade": Command(
+        "commands.grade",
+        "submissions against a benchmark's own graders",
+        ("grade", "solve", "sandbox"),
+        (
+            Input(
+                "submission",
+                "file, folder of files, or JSONL of competition_id and submission_path",
+                kind="path",
+                positional=True,
+            ),
+            Input("task", "competition id, for a file, or for all files of a folder", ""),
+            Input("mode", "test or validation: which of the prepared data is graded against", "test"),
+            Input("out", "folder that the report is written to", ".", kind="path"),
+        ),
+        more="""\
+  gradeflow grade --benchmark engineering --data-dir data/engineering-bench --task industry-0 submission.csv
+  gradeflow grade --benchmark mle --data-dir ~/.cache/mle-bench/data submissions.jsonl
+  gradeflow grade --benchmark mathmodeling --data-dir data/mathmodeling-bench runs/benchmark_results
+
+Tasks of DeepModeling and of MLE-bench are read as they are. What came of preparing their data is in the data folder,
+or in `competitions` in it:  ID/prepared/public  ID/prepared/private. How they are graded, config.yaml and grade.py, is
+looked for in the same folder, then in benchmarks/<package>/competitions or <package>/competitions of a folder above
+it, then in an installed mlebench; --solve.tasks_dir names it. Neither mlebench nor `benchmarks` has to be installed.
+
+In a folder a file is for the task that it is named after, ID.csv or submission_ID_<6 hex digits>.csv, or that its own
+folder is named after. A line of JSONL is {"competition_id": ..., "submission_path": ...}.
+
+Graders run in a sandbox: without the network, with the limits under `grade`. A submission that its grader refuses is
+invalid and has no score. A grader that crashes, or takes too long, has not graded: that is told apart, under
+`faults`, and the exit status is 1.
+
+{timestamp}_grading_report.json has MLE-bench's fields: total_runs, total_valid_submissions, total_medals, ... and
+competition_reports.""",
+        short=FOLDERS,
+    ),
+    "prepare": Command(
+        "commands.prepare",
+        "a competition's public and private files from its raw data, by its own preparer",
+        ("grade", "solve", "sandbox"),
+        (
+            Input("task", "competition ids, by commas; empty: all", ""),
+            Input("dataset_file", "file that lists competition ids, in place of --task", ""),
+            Input("mode", "test, or prepare and validation for the preparer's validation split", "test"),
+        ),
+        more="""\
+  gradeflow prepare --benchmark engineering --data-dir data/engineering-bench --task industry-0,industry-1
+  gradeflow prepare --benchmark mathmodeling --data-dir data/mathmodeling-bench --dataset-file config.yaml
+
+Raw data is ID/raw in the data folder; ID/prepared/public and ID/prepared/private are made from it. The preparer runs
+in a sandbox, without the network, and cannot change the raw data. A task that is prepared is left as it is.
+
+Answers stay out of public files: what a problem says under a name such as expected_answer is taken out, and a public
+file that is the answers, or has every row of them, is refused. A list of tasks is a configuration with
+engineering_competitions (and so on) or competitions, JSONL with competition_id, or an id on each line.""",
+        short=FOLDERS,
     ),
     "chain": Command("commands.chain", "base, train_grpo, evaluate, promote, serve: what `mlflow run .` runs"),
     "doctor": Command(

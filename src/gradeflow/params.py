@@ -332,6 +332,7 @@ class Solve(Section):
     benchmark: str = setting("benchmark family: engineering, mathmodeling, mle or science")
     task: str = setting("competition ids, by commas; empty: all of the benchmark")
     data_dir: str = setting("folder of competitions; empty: the built-in tasks")
+    tasks_dir: str = setting("folder with their config.yaml and grade.py; empty: looked for beside the data")
     log_path: Path = setting("where results and workspaces go")
     max_turns: Positive = setting("experiments before the conclusion")
     seeds: Positive = setting("how often each task is solved, for the standard error of the medal rate")
@@ -339,6 +340,13 @@ class Solve(Section):
     review: bool = setting("whether the model reviews each experiment, and ends the work when it is done")
     sandbox_timeout_s: float = setting("seconds for one experiment", gt=0)
     memory_mb: Positive = setting("memory of one experiment", ge=64)
+
+
+class Grade(Section):
+    wall_s: float = setting("seconds for one grading by a competition's own grader", gt=0)
+    prepare_s: float = setting("seconds for a competition's own preparer", gt=0)
+    memory_mb: Positive = setting("memory of a grader or preparer", ge=64)
+    disk_mb: Positive = setting("what a grader or preparer may write")
 
 
 class Tracking(Section):
@@ -362,6 +370,7 @@ class Params(Section):
     promote: Promote
     serve: Serve
     solve: Solve
+    grade: Grade
     tracking: Tracking
 
     @model_validator(mode="after")

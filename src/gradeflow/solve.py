@@ -7,7 +7,6 @@ where it was interrupted: what is finished is not solved again.
 import asyncio
 import json
 import os
-import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gradeflow import agent, benchmarks, fingerprint, outcomes, prompt, readiness, registry, tracking
 from gradeflow.attempt import Attempt, limits, solve_task
 from gradeflow.benchmarks import Competition
+from gradeflow.benchmarks.catalogue import Benchmark
 from gradeflow.errors import FINAL, DataError, Fault, ProviderError, SettingsError, TooManyFaults
 from gradeflow.llm import ChatClient, ScriptedClient, connect
 from gradeflow.llm.named import named
@@ -29,7 +29,7 @@ from gradeflow.redact import redact
 from gradeflow.results_file import ResultsFile, row_of, row_of_fault
 from gradeflow.sandbox import Sandbox
 
-SECTIONS = ("solve", "models", "sandbox")
+SECTIONS = ("solve", "grade", "models", "sandbox")
 BENCHMARK = "gradeflow.solve.benchmark"
 MODEL = "gradeflow.solve.model"
 HOPELESS = 10
@@ -58,17 +58,16 @@ def main(
     name = params.solve.model
     asked = named(params.models[name], llm_model, llm_provider, os.environ)
     params = params.model_copy(update={"models": {**params.models, name: asked}})
-    names = [name for given in task or [params.solve.task] for name in given.split(",") if name]
-    chosen = {"task": ",".join(names), "benchmark": benchmarks.canonical(params.solve.benchmark)}
+    names = ",".join(name for name in task if name) or ("" if dataset_file else params.solve.task)
+    chosen = {"task": names, "benchmark": benchmarks.canonical(params.solve.benchmark)}
     params = params.model_copy(update={"solve": params.solve.model_copy(update=chosen)})
     settings = params.solve
     replies = _replies(Path(scripted)) if scripted else None
     if replies is None:
         _require_server(settings.model, params.models[settings.model])
-    with tempfile.TemporaryDirectory(prefix="gradeflow-") as folder:
-        data = Path(settings.data_dir or folder)
-        ids = benchmarks.task_ids(settings.benchmark, data, names, dataset_file)
-        found = [benchmarks.competition(settings.benchmark, name, data) for name in ids]
+    with Benchmark(settings, params.sandbox, params.grade) as benchmark:
+        ids = benchmark.chosen(settings.task, Path(dataset_file) if dataset_file else None)
+        found = [benchmark.competition(name) for name in ids]
         jobs = [Job(competition, seed) for seed in range(settings.seeds) for competition in found]
         tracking.connect(params.tracking, Path.cwd())
         several = len(jobs) > 1

@@ -6,7 +6,6 @@ The best checkpoint by validation is the result. Started again after an interrup
 import math
 import shutil
 import statistics
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,8 +43,7 @@ VALIDATION = "val_accuracy"
 
 def main(params: Params) -> None:
     """Train an adapter, or say which finished run has made the same one."""
-    with tempfile.TemporaryDirectory(prefix="gradeflow-") as made:
-        work = works.of(params, Path(made))
+    with works.opened(params) as work:
         params = _with_steps(params, len(work.train.examples))
         identity = models.identify(params.base)
         mark = fingerprint.of(params, work.sections, identity.digest, work.train.md5, work.validation.md5)

@@ -1,5 +1,6 @@
 """One file per benchmark family. A family module has
 
+- `FOLDERS`: how folders of competitions that others made for it are laid out;
 - `tasks() -> tuple[str, ...]`: the competitions that it makes itself, by id;
 - `competition(task_id, data_dir) -> Competition`: one of them; its public files come to lie below `data_dir`.
 
@@ -8,7 +9,7 @@ Adding a family is one module here.
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from gradeflow.errors import SettingsError
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from gradeflow.benchmarks.folders import Layout
 
 FAMILIES = ("engineering", "mathmodeling", "mle", "science")
 SPELLINGS = {"engineeringbench": "engineering", "sciencebench": "science"}
@@ -43,11 +44,15 @@ class TaskDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """`grade_fn` takes the submission and the answers, None where it knows them itself."""
+    """`grade_fn` takes the submission and the answers, None where it knows them itself.
+
+    Both are tables, or with `reads_files` the paths of files of any kind.
+    """
 
     name: str
-    grade_fn: Callable[["pd.DataFrame", "pd.DataFrame | None"], float]
+    grade_fn: Callable[[Any, Any], float]
     is_lower_better: bool = False
+    reads_files: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Competition:
     answers: Path | None
     gold_submission: Path | None
     sample_submission: Path
-    competition_type: Literal["modeling", "code", "simple"]
+    competition_type: str
     prepare_fn: Prepare
     raw_dir: Path
     private_dir: Path
@@ -76,6 +81,8 @@ class Competition:
 
 
 class Family(Protocol):
+    FOLDERS: "Layout"
+
     def tasks(self) -> tuple[str, ...]: ...
     def competition(self, task_id: str, data_dir: Path) -> Competition: ...
 
@@ -99,8 +106,3 @@ def competition(benchmark: str, task_id: str, data_dir: Path) -> Competition:
         known = ", ".join(family.tasks())
         raise SettingsError(f"solve.task is {task_id!r}; {canonical(benchmark)} has {known}")
     return family.competition(task_id, data_dir)
-
-
-def task_ids(benchmark: str, data_dir: Path, names: Sequence[str], dataset_file: str) -> list[str]:
-    """The named tasks; where none is, those of the file, else all of the benchmark."""
-    return list(names) or list(load(benchmark).tasks())

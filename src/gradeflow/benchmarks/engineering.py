@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradeflow.benchmarks import Competition, Grader, InvalidSubmissionError
+from gradeflow.benchmarks.folders import Layout
 from gradeflow.errors import SettingsError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+FOLDERS = Layout("engineeringbench")
 BLENDING = "builtin-blending"
 TOLERANCE = Decimal("0.01")  # absolute; of an answer below 1 in size it is the relative tolerance
 ANSWER = re.compile(r"@cost\[(?P<value>-?\d{1,15}(?:\.\d{1,15})?(?:e[-+]?\d{1,2})?)\]", re.IGNORECASE)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradeflow.benchmarks import Competition, Grader, InvalidSubmissionError
-from gradeflow.errors import GraderError
+from gradeflow.errors import GradeflowError, GraderError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,6 +131,11 @@ def grade_csv(path: Path | None, competition: Competition) -> CompetitionReport:
 
 
 def _score(path: Path, competition: Competition) -> float | None:
+    if competition.grader.reads_files:
+        kinds = {known.suffix.lower() for known in (competition.sample_submission, competition.answers) if known}
+        if path.suffix.lower() not in kinds | {".csv"}:
+            return None
+        return _graded(competition.grader, competition.id, path, competition.answers)
     try:
         submission = _read(path.read_bytes())
     except ValueError:  # what pandas raises for bytes that are no CSV in UTF-8
@@ -139,11 +144,13 @@ def _score(path: Path, competition: Competition) -> float | None:
     return _graded(competition.grader, competition.id, submission, answers)
 
 
-def _graded(grader: Grader, task_id: str, submission: "pd.DataFrame", answers: "pd.DataFrame | None") -> float | None:
+def _graded(grader: Grader, task_id: str, submission: Any, answers: Any) -> float | None:
     try:
         score = float(grader.grade_fn(submission, answers))
     except InvalidSubmissionError:
         return None
+    except GradeflowError:
+        raise
     except Exception as error:
         message = f"{task_id}: grader {grader.name} crashed: {type(error).__name__}: {error}"
         raise GraderError(message, cause="grader_crashed") from error

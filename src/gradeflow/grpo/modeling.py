@@ -10,9 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gradeflow import benchmarks, digest, params, types
+from gradeflow import digest, params, types
 from gradeflow.attempt import Attempt, limits, solve_task
 from gradeflow.benchmarks import Competition, splits
+from gradeflow.benchmarks.catalogue import Benchmark
 from gradeflow.benchmarks.splits import Split
 from gradeflow.dataset import Dataset
 from gradeflow.errors import Fault
@@ -32,16 +33,15 @@ def example_of(competition: Competition, benchmark: str) -> Example:
     return Example(competition.id, benchmark, "mixed", competition.description, "", {"competition": competition.id})
 
 
-def tasks(settings: params.Params, data: Path) -> tuple[list[Competition], Split]:
+def tasks(settings: params.Params, benchmark: Benchmark) -> tuple[list[Competition], Split]:
     """All competitions to train on and to validate with, ready to be worked on, and which are which."""
-    chosen, named = settings.train.tasks, [name for name in settings.solve.task.split(",") if name]
-    benchmark = benchmarks.canonical(settings.solve.benchmark)
+    chosen = settings.train.tasks
     if chosen.split:
-        split = splits.named(chosen.split, benchmark)
+        split = splits.named(chosen.split, benchmark.name)
     else:
-        ids = benchmarks.task_ids(benchmark, data, named, "")
+        ids = benchmark.chosen(settings.solve.task, None)
         split = splits.drawn(ids[: chosen.limit or None], chosen.val_ratio, settings.train.seed, chosen.min_train)
-    found = [benchmarks.competition(benchmark, name, data) for name in dict.fromkeys([*split.train, *split.validation])]
+    found = [benchmark.competition(name) for name in dict.fromkeys([*split.train, *split.validation])]
     for competition in found:
         competition.prepare()
     return found, split

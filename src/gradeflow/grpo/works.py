@@ -1,12 +1,13 @@
 """What a policy is trained to do, by `train.environment`: to write workflows, or to solve modeling tasks."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from gradeflow import agent, attempt, benchmarks, dataset, prompt, readiness
+from gradeflow import agent, attempt, dataset, prompt, readiness
+from gradeflow.benchmarks.catalogue import Benchmark
 from gradeflow.dataset import Dataset
 from gradeflow.grpo import environment as environments
 from gradeflow.grpo import modeling
@@ -30,11 +31,14 @@ class Work:
     sections: Sequence[str] = SECTIONS
 
 
-def of(params: Params, made: Path) -> Work:
-    """Work on data/mixed, or on tasks; built-in ones come to lie in `made`."""
+@contextmanager
+def opened(params: Params) -> Iterator[Work]:
+    """Work on data/mixed, or on tasks, whose graders run as long as the context lasts."""
     if params.train.environment == "workflow":
-        return _workflows(params)
-    return _tasks(params, Path(params.solve.data_dir) if params.solve.data_dir else made)
+        yield _workflows(params)
+        return
+    with Benchmark(params.solve, params.sandbox, params.grade) as benchmark:
+        yield _tasks(params, benchmark)
 
 
 def _workflows(params: Params) -> Work:
@@ -43,12 +47,11 @@ def _workflows(params: Params) -> Work:
     return Work(train, validation, environments.prompts(params), partial(WorkflowEnvironment, params), ready)
 
 
-def _tasks(params: Params, data: Path) -> Work:
-    benchmark = benchmarks.canonical(params.solve.benchmark)
-    params = params.model_copy(update={"solve": params.solve.model_copy(update={"benchmark": benchmark})})
-    found, split = modeling.tasks(params, data)
-    train, validation = modeling.datasets(found, split, benchmark)
+def _tasks(params: Params, benchmark: Benchmark) -> Work:
+    params = params.model_copy(update={"solve": params.solve.model_copy(update={"benchmark": benchmark.name})})
+    found, split = modeling.tasks(params, benchmark)
+    train, validation = modeling.datasets(found, split, benchmark.name)
     prompts = [prompt.load(name) for name in agent.PROMPTS]
     ready = partial(readiness.check, attempt.limits(params), {})
     environment = partial(ModelingEnvironment, params, found)
-    return Work(train, validation, prompts, environment, ready, (*SECTIONS, "solve"))
+    return Work(train, validation, prompts, environment, ready, (*SECTIONS, "solve", "grade"))
