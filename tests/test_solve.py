@@ -22,31 +22,13 @@ from gradeflow.llm import ScriptedClient
 from gradeflow.params import Params
 from gradeflow.redact import REDACTED
 from gradeflow.sandbox import Sandbox
+from support import solvers
 from support.chat_server import ChatServer
 from support.tracked import client
 
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
 OPTIMUM = str(Blend.make(seed=0).optimum())
 CONCLUDE = "<Inference>it is written</Inference><Conclusion>done</Conclusion>"
-ENUMERATE = r"""
-import csv, harness, itertools, json, re
-
-text = json.load(open("problem.json"))["en_question"]
-items = [[float(part) for part in found] for found in re.findall(
-    r"- [^:]+: ([\d.]+) USD a sack, (\d+) g protein and (\d+) g fibre per kg, (\d+) sacks", text)]
-sacks, protein, fibre = [int(re.search(pattern, text)[1]) for pattern in (
-    r"exactly (\d+) sacks", r"at least (\d+) g protein", r"most (\d+) g fibre")]
-best = min(
-    sum(count * item[0] for count, item in zip(plan, items))
-    for plan in itertools.product(*(range(int(item[3]) + 1) for item in items))
-    if sum(plan) == sacks
-    and sum(count * item[1] for count, item in zip(plan, items)) >= protein * sacks
-    and sum(count * item[2] for count, item in zip(plan, items)) <= fibre * sacks
-)
-with open(harness.inputs["submission"], "w", newline="") as file:
-    csv.writer(file).writerows([("id", "answer"), ("builtin-blending", f"@cost[{best:.2f}]")])
-print("lowest cost", round(best, 2))
-"""
 
 
 def experiment(code: str) -> str:
@@ -65,6 +47,7 @@ def settings(tmp_path: Path, **overrides: str) -> Params:
             "solve.memory_mb": "1024",
             "solve.sandbox_timeout_s": "30",
             "solve.review": "false",
+            "solve.task": "builtin-blending",
             "tracking.experiment": tmp_path.name,
             **overrides,
         },
@@ -105,7 +88,7 @@ def results(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_scripted_solver_wins_the_built_in_task(tmp_path: Path, blending: Competition) -> None:
-    attempt = attempted(tmp_path, blending, [experiment(ENUMERATE), CONCLUDE])
+    attempt = attempted(tmp_path, blending, [experiment(solvers.BLENDING), CONCLUDE])
     assert (attempt.report.score, attempt.report.gold_medal, attempt.episode.success) == (1.0, True, True)
     assert attempt.submission is not None
     assert attempt.submission.parent == tmp_path / "results"
@@ -114,7 +97,7 @@ def test_a_scripted_solver_wins_the_built_in_task(tmp_path: Path, blending: Comp
 
 
 def test_a_solved_task_leaves_this_tree(tmp_path: Path, blending: Competition) -> None:
-    attempt = attempted(tmp_path, blending, [experiment(ENUMERATE), CONCLUDE])
+    attempt = attempted(tmp_path, blending, [experiment(solvers.BLENDING), CONCLUDE])
     found = (path.relative_to(tmp_path / "results").as_posix() for path in (tmp_path / "results").rglob("*"))
     assert sorted(re.sub(r"[0-9a-f]{32}|_[0-9a-f]{8}(?=/|$)|_[0-9a-f]{6}(?=\.)", "#", name) for name in found) == [
         "modeling_run_builtin_blending#",
@@ -156,7 +139,7 @@ def test_an_invalid_submission_has_no_score(tmp_path: Path, blending: Competitio
     assert "invalid submission" in solve.summary(attempt)
 
 
-@pytest.mark.parametrize("reply", [CONCLUDE, experiment(ENUMERATE + "\n1 / 0")])
+@pytest.mark.parametrize("reply", [CONCLUDE, experiment(solvers.BLENDING + "\n1 / 0")])
 def test_nothing_is_graded_where_no_experiment_ended_well(tmp_path: Path, blending: Competition, reply: str) -> None:
     attempt = attempted(tmp_path, blending, [reply, CONCLUDE])
     assert (attempt.episode.success, attempt.submission) == (False, None)
@@ -164,7 +147,9 @@ def test_nothing_is_graded_where_no_experiment_ended_well(tmp_path: Path, blendi
 
 
 def test_the_metadata_holds_the_keys_of_both_originals(tmp_path: Path, blending: Competition) -> None:
-    attempted(tmp_path, blending, [experiment(ENUMERATE), CONCLUDE], snapshot={"executor": {"api_key": "secret"}})
+    attempted(
+        tmp_path, blending, [experiment(solvers.BLENDING), CONCLUDE], snapshot={"executor": {"api_key": "secret"}}
+    )
     kept = metadata(tmp_path)
     assert set(kept) == {
         *(
@@ -216,7 +201,9 @@ def test_no_file_that_is_kept_tells_a_secret(tmp_path: Path, blending: Competiti
 
 def test_a_provider_that_breaks_down_is_a_fault_with_no_score(tmp_path: Path, blending: Competition) -> None:
     with pytest.raises(ProviderError):
-        attempted(tmp_path, blending, [experiment(ENUMERATE), ProviderError("no connection", cause="unreachable")])
+        attempted(
+            tmp_path, blending, [experiment(solvers.BLENDING), ProviderError("no connection", cause="unreachable")]
+        )
     kept = metadata(tmp_path)
     assert (kept["summary"]["fault"], kept["summary"]["grade_score"]) == ("unreachable", None)
     assert kept["grading"] == {"error_message": "no connection", "report": None}
@@ -225,7 +212,7 @@ def test_a_provider_that_breaks_down_is_a_fault_with_no_score(tmp_path: Path, bl
 def test_a_grader_that_crashes_is_a_fault_with_no_score(tmp_path: Path, blending: Competition) -> None:
     broken = replace(blending, grader=replace(blending.grader, grade_fn=lambda _submission, _answers: 1 / 0))
     with pytest.raises(GraderError):
-        attempted(tmp_path, broken, [experiment(ENUMERATE), CONCLUDE])
+        attempted(tmp_path, broken, [experiment(solvers.BLENDING), CONCLUDE])
     assert metadata(tmp_path)["summary"]["fault"] == "grader_crashed"
 
 
@@ -247,7 +234,7 @@ def endpoint(url: str, **more: str) -> dict[str, str]:
 def test_solve_runs_from_endpoint_to_tracked_grade(
     tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ChatServer(turns(experiment(ENUMERATE), CONCLUDE)) as server:
+    with ChatServer(turns(experiment(solvers.BLENDING), CONCLUDE)) as server:
         chosen = settings(
             tmp_path,
             **endpoint(server.url, **{"models.base.output_cost": "1000", "solve.benchmark": "engineeringbench"}),
@@ -370,7 +357,7 @@ def newest(tmp_path: Path) -> str:
 def test_several_seeds_are_a_run_with_one_below_it_for_each(
     tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ChatServer(turns(experiment(ENUMERATE), CONCLUDE)) as server:
+    with ChatServer(turns(experiment(solvers.BLENDING), CONCLUDE)) as server:
         solve.main(several(tmp_path, server.url, **{"solve.parallel": "3"}))
         assert sorted({body["seed"] for body in server.bodies}) == [0, 1, 2]
     run_id = newest(tmp_path)
@@ -391,7 +378,7 @@ def test_several_seeds_are_a_run_with_one_below_it_for_each(
 
 
 def test_a_fault_in_one_task_leaves_the_others_and_is_tried_again(tmp_path: Path, store: Path) -> None:
-    with ChatServer(turns(experiment(ENUMERATE), CONCLUDE), faults=[None, None, "503"]) as server:
+    with ChatServer(turns(experiment(solvers.BLENDING), CONCLUDE), faults=[None, None, "503"]) as server:
         with pytest.raises(TooManyFaults, match=r"1 of 3 tasks have no score.*tries these again") as caught:
             solve.main(several(tmp_path, server.url))
         assert caught.value.status == 75
@@ -411,7 +398,7 @@ def test_a_fault_in_one_task_leaves_the_others_and_is_tried_again(tmp_path: Path
 
 
 def test_an_interrupted_benchmark_has_what_was_finished_and_goes_on(tmp_path: Path, store: Path) -> None:
-    reply, interrupted = turns(experiment(ENUMERATE), CONCLUDE), []
+    reply, interrupted = turns(experiment(solvers.BLENDING), CONCLUDE), []
 
     def interrupting(messages: list[dict[str, str]]) -> str:
         if len(server.bodies) == 3 and not interrupted:
@@ -458,7 +445,7 @@ def test_a_key_that_is_refused_ends_a_benchmark_at_once(tmp_path: Path, store: P
 
 def test_replies_may_be_given_for_each_task(tmp_path: Path, store: Path) -> None:
     replies = tmp_path / "replies.json"
-    replies.write_text(json.dumps({"builtin-blending": [experiment(ENUMERATE), CONCLUDE]}))
+    replies.write_text(json.dumps({"builtin-blending": [experiment(solvers.BLENDING), CONCLUDE]}))
     solve.main(settings(tmp_path), scripted=str(replies))
     assert [line["score"] for line in rows(tmp_path)] == ["1.0"]
     replies.write_text(json.dumps({"another": []}))

@@ -10,7 +10,8 @@ import pytest
 
 from gradeflow import benchmarks
 from gradeflow.benchmarks import Competition, InvalidSubmissionError, engineering
-from gradeflow.benchmarks.engineering import Blend, Ingredient, describe, grade
+from gradeflow.benchmarks.engineering import Blend, Ingredient, problem
+from gradeflow.benchmarks.number import describe, grade
 from gradeflow.benchmarks.report import CompetitionReport, grade_csv
 from gradeflow.errors import SettingsError
 
@@ -54,7 +55,7 @@ def test_the_stated_tolerance_is_the_graders(blending: Competition) -> None:
 def test_small_answers_have_a_relative_tolerance(answer: str, score: float) -> None:
     row = pd.DataFrame({"id": ["t"], "answer": [f"@cost[{answer}]"]})
     assert CHEAP.optimum() == Decimal("0.5")
-    assert grade(CHEAP, "t", row) == score
+    assert grade(problem(CHEAP, "t"), row) == score
 
 
 @pytest.mark.parametrize("answer", ["@COST[3.0649E2]", "@cost[306.490]", " @cost[30649e-2] "])
@@ -95,16 +96,16 @@ def test_a_submission_for_another_task_is_invalid(blending: Competition) -> None
 )
 def test_other_columns_or_rows_are_invalid(submission: pd.DataFrame) -> None:
     with pytest.raises(InvalidSubmissionError):
-        grade(CHEAP, "t", submission)
+        grade(problem(CHEAP, "t"), submission)
 
 
-def test_no_file_tells_the_answer(blending: Competition, tmp_path: Path) -> None:
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+def test_no_public_file_tells_the_answer(blending: Competition) -> None:
+    files = [path for path in blending.public_dir.rglob("*") if path.is_file()]
     assert sorted(path.name for path in files) == ["problem.json", "sample_submission.csv"]
     assert not any(str(OPTIMUM) in path.read_text() for path in files)
     assert str(OPTIMUM) not in blending.description
-    problem = json.loads((blending.public_dir / "problem.json").read_text())
-    assert sorted(problem) == ["difficulty", "en_question", "id"]
+    told = json.loads((blending.public_dir / "problem.json").read_text())
+    assert sorted(told) == ["difficulty", "en_question", "id"]
 
 
 def test_the_cheapest_allowed_plan_is_found_exactly() -> None:
@@ -122,7 +123,7 @@ def test_every_seed_makes_a_problem_that_the_cheapest_sacks_do_not_solve() -> No
 
 
 def test_the_description_says_all_that_the_solver_needs() -> None:
-    text = describe(CHEAP, "t")
+    text = describe(problem(CHEAP, "t"))
     for fact in (
         "0.01 USD a sack",
         "0.50 USD a sack",

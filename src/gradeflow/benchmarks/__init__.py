@@ -9,7 +9,7 @@ Adding a family is one module here.
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -85,6 +85,17 @@ class Family(Protocol):
 
     def tasks(self) -> tuple[str, ...]: ...
     def competition(self, task_id: str, data_dir: Path) -> Competition: ...
+
+
+def seeds(name: str, count: int = 20) -> dict[str, int]:
+    """The seeds of a family's built-in tasks by their ids: NAME, NAME-1 and so on."""
+    return {f"{name}-{seed}" if seed else name: seed for seed in range(count)}
+
+
+def seed_of(task_id: str, known: Mapping[str, int], benchmark: str) -> int:
+    if task_id not in known:
+        raise SettingsError(f"solve.task is {task_id!r}; {benchmark} has {', '.join(known)}")
+    return known[task_id]
 
 
 def canonical(name: str) -> str:

@@ -1,32 +1,21 @@
 """Operations research: word problems whose answer is one number, the value of the best plan.
 
-The built-in task is a blending problem in whole sacks. Its answer is found by going through every blend, in
-the grader, when it grades; no file holds it.
+The built-in tasks are blending problems in whole sacks. The answer is found by going through every blend.
 """
 
-import csv
 import itertools
-import json
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gradeflow.benchmarks import Competition, Grader, InvalidSubmissionError
+from gradeflow.benchmarks import Competition, seed_of, seeds
 from gradeflow.benchmarks.folders import Layout
-from gradeflow.errors import SettingsError
-
-if TYPE_CHECKING:
-    import pandas as pd
+from gradeflow.benchmarks.number import Problem
 
 FOLDERS = Layout("engineeringbench")
-BLENDING = "builtin-blending"
-TOLERANCE = Decimal("0.01")  # absolute; of an answer below 1 in size it is the relative tolerance
-ANSWER = re.compile(r"@cost\[(?P<value>-?\d{1,15}(?:\.\d{1,15})?(?:e[-+]?\d{1,2})?)\]", re.IGNORECASE)
+SEEDS = seeds("builtin-blending")
 GRAINS = ("barley", "maize", "oats", "peas", "soybean meal", "sunflower cake", "wheat", "wheat bran")
 
 
@@ -102,62 +91,21 @@ class Blend:
 
 
 def tasks() -> tuple[str, ...]:
-    return (BLENDING,)
+    return tuple(SEEDS)
 
 
 def competition(task_id: str, data_dir: Path) -> Competition:
-    if task_id != BLENDING:
-        raise SettingsError(f"solve.task is {task_id!r}; engineering has {', '.join(tasks())}")
-    problem = Blend.make(seed=0)
-    folder = data_dir / task_id
-    public = folder / "prepared" / "public"
-    return Competition(
-        id=task_id,
-        name="Cheapest feed blend",
-        description=describe(problem, task_id),
-        grader=Grader("blending", partial(grade, problem, task_id)),
-        answers=None,
-        gold_submission=None,
-        sample_submission=public / "sample_submission.csv",
-        competition_type="modeling",
-        prepare_fn=partial(_prepare, problem, task_id),
-        raw_dir=folder / "raw",
-        private_dir=folder / "prepared" / "private",
-        public_dir=public,
-        leaderboard=(1.0, 0.0),
+    blend = Blend.make(seed_of(task_id, SEEDS, "engineering"))
+    return problem(blend, task_id).competition(data_dir)
+
+
+def problem(blend: Blend, task_id: str) -> Problem:
+    return Problem(
+        task_id,
+        "Cheapest feed blend",
+        blend.question(),
+        "cost",
+        "the lowest cost",
+        blend.optimum,
+        {"difficulty": "Easy"},
     )
-
-
-def describe(problem: Blend, task_id: str) -> str:
-    return (
-        f"{problem.question()}\n\n"
-        f"Submit a CSV file with the header `id,answer` and one row: the id {task_id}, and the answer "
-        "written as @cost[value], where value is a plain number such as 12.5. An answer within "
-        f"{TOLERANCE} of the lowest cost scores 1, any other 0."
-    )
-
-
-def grade(problem: Blend, task_id: str, submission: "pd.DataFrame", _answers: "pd.DataFrame | None" = None) -> float:
-    """1.0 for the lowest cost, 0.0 for another number; anything else is no valid submission."""
-    value = _value(submission, task_id)
-    optimum = problem.optimum()
-    return float(abs(value - optimum) <= TOLERANCE * min(Decimal(1), abs(optimum)))
-
-
-def _value(submission: "pd.DataFrame", task_id: str) -> Decimal:
-    if list(submission.columns) != ["id", "answer"] or len(submission) != 1:
-        raise InvalidSubmissionError("expected the columns id,answer and one row")
-    identifier, answer = (str(cell).strip() for cell in submission.iloc[0])
-    if identifier != task_id:
-        raise InvalidSubmissionError(f"expected the id {task_id}, found {identifier}")
-    if not (found := ANSWER.fullmatch(answer)):
-        raise InvalidSubmissionError(f"expected @cost[number], found {answer}")
-    return Decimal(found["value"])
-
-
-def _prepare(problem: Blend, task_id: str, _raw: Path, public: Path, _private: Path) -> None:
-    public.mkdir(parents=True)
-    question = {"en_question": problem.question(), "difficulty": "Easy", "id": task_id}
-    (public / "problem.json").write_text(json.dumps(question, indent=2, ensure_ascii=False), encoding="utf-8")
-    with (public / "sample_submission.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("id", "answer"), (task_id, "@cost[0.00]")])
