@@ -82,6 +82,17 @@ async def solve(
     return run.episode(turn)
 
 
+def opening(given: TaskInput, settings: params.Solve) -> list[Message]:
+    """What a model is asked first."""
+    return user(
+        prompt.load("agent_task").render(
+            description=given.description,
+            io_instructions=given.io_instructions,
+            experiments=str(settings.max_turns),
+        )
+    )
+
+
 def extract_tag_content(text: str, tag: str) -> str | None:
     """What the first pair of such tags holds, without surrounding space; None where there is no pair."""
     found = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
@@ -153,12 +164,7 @@ class _Run:
         self.code = ""
         self.finished = False
         self.events: list[Event] = []
-        first = prompt.load("agent_task").render(
-            description=given.description,
-            io_instructions=given.io_instructions,
-            experiments=str(settings.max_turns),
-        )
-        self.messages: list[Message] = user(first)
+        self.messages = opening(given, settings)
 
     def episode(self, turns: int) -> Episode:
         done = self.submission is not None

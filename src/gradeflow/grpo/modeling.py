@@ -123,7 +123,7 @@ class ModelingEnvironment:
             except Fault as fault:
                 sample = _sample(example, writer, None, fault=fault.cause)
                 return Graded(sample, writer.events, 0.0, str(fault))
-        return Graded(_sample(example, writer, attempt), attempt.episode.events, 0.0, _why(attempt))
+            return Graded(_sample(example, writer, attempt), attempt.episode.events, 0.0, _why(attempt))
 
     async def close(self) -> None:
         await self.sandbox.close()

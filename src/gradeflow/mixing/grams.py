@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 N = 13
 RUN = (N + 1) // 2
 """Where words are cut into runs of so many, any 13 in a row hold a whole run."""
+HINT_BITS = 23
+"""The first bits of a run's number say at once, for most that are not known, that they are not."""
 AT_ONCE = 1000
 """So many rows are looked at in the processor's cache."""
 
@@ -23,6 +25,7 @@ _WORD_OR_CHARACTER = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 _ASCII = bytes(ord(chr(code).lower()) if chr(code).isalnum() else ord(" ") for code in range(128)) + bytes(128)
 _HEADS = np.array([2 ** (8 * length) - 1 for length in range(9)], np.uint64)
 """By the length of a word, up to 8: what of the 8 bytes where it starts is its own."""
+_HINT = np.uint64(64 - HINT_BITS)
 _FACTORS = np.array([pow(0x9E3779B97F4A7C15, place, 2**64) for place in range(1, RUN + 1)], np.uint64)
 
 
@@ -40,7 +43,10 @@ class Grams:
             for gram in _grams(text):
                 self._owners.setdefault(_digest(gram), number)
         heads, _ = _heads([_spaced(text) for text in texts])
-        self._runs: set[int] = set(_numbered(sliding_window_view(heads, RUN))) if self._owners else set()
+        runs = _numbered(sliding_window_view(heads, RUN)) if self._owners else np.empty(0, np.uint64)
+        self._runs: set[int] = set(runs.tolist())
+        self._hints = np.zeros(1 << HINT_BITS, bool)
+        self._hints[runs >> _HINT] = True
 
     def find(self, rows: Sequence[str]) -> Iterator[tuple[int, tuple[int, str]]]:
         """The place of each row that shares a 13-gram, with the first text that has it, and that gram."""
@@ -56,8 +62,10 @@ class Grams:
         spaced = [_spaced(row) for row in rows]
         heads, starts = _heads(spaced)
         whole = len(heads) // RUN * RUN
-        known = map(self._runs.__contains__, _numbered(heads[:whole].reshape(-1, RUN)))
-        at = starts[:whole:RUN][np.fromiter(known, bool)]
+        runs = _numbered(heads[:whole].reshape(-1, RUN))
+        hinted = np.flatnonzero(self._hints[runs >> _HINT])
+        known = map(self._runs.__contains__, runs[hinted].tolist())
+        at = starts[:whole:RUN][hinted[np.fromiter(known, bool)]]
         ends = np.cumsum([len(row) + 1 for row in spaced])
         found: list[int] = np.unique(np.searchsorted(ends, at, "right")).tolist()
         return found
@@ -88,6 +96,5 @@ def _heads(texts: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.intp]
     return eights[starts] & _HEADS[np.minimum(ends - starts, 8)], starts
 
 
-def _numbered(runs: NDArray[np.uint64]) -> list[int]:
-    found: list[int] = (runs @ _FACTORS).tolist()
-    return found
+def _numbered(runs: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return runs @ _FACTORS
