@@ -219,8 +219,8 @@ or in `competitions` in it:  ID/prepared/public  ID/prepared/private. How they a
 looked for in the same folder, then in benchmarks/<package>/competitions or <package>/competitions of a folder above
 it, then in an installed mlebench; --solve.tasks_dir names it. Neither mlebench nor `benchmarks` has to be installed.
 
-In a folder a file is for the task that it is named after, ID.csv or submission_ID_<6 hex digits>.csv, or that its own
-folder is named after. A line of JSONL is {"competition_id": ..., "submission_path": ...}.
+In a folder a file is for the task that it is named after: ID.csv, submission_ID_<6 hex digits>.csv (as solve leaves
+them) or ID/submission.csv. Others are left. A line of JSONL is {"competition_id": ..., "submission_path": ...}.
 
 Graders run in a sandbox: without the network, with the limits under `grade`. A submission that its grader refuses is
 invalid and has no score. A grader that crashes, or takes too long, has not graded: that is told apart, under

@@ -1,5 +1,6 @@
 """Tasks in folders of others: found, read as they are, and refused with the file named."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -214,11 +215,14 @@ def test_a_list_without_tasks_is_refused(tmp_path: Path, name: str, text: str, m
         listed(tmp_path / name, "engineering")
 
 
-def test_tasks_are_those_named_else_those_listed_else_all(tmp_path: Path) -> None:
+def test_tasks_are_those_named_else_those_listed_else_all_that_have_data(tmp_path: Path) -> None:
     write(tmp_path, task="plant-7")
+    write(tmp_path, task="plant-9")
+    shutil.rmtree(tmp_path / "data" / "competitions" / "plant-9")
     data = write(tmp_path, task="plant-8")
     (tmp_path / "tasks.txt").write_text("plant-8\n")
     with opened(data) as benchmark:
         assert benchmark.chosen("plant-8, plant-7", tmp_path / "tasks.txt") == ("plant-8", "plant-7")
         assert benchmark.chosen("", tmp_path / "tasks.txt") == ("plant-8",)
         assert benchmark.chosen("", None) == ("plant-7", "plant-8")
+        assert benchmark.tasks() == ("plant-7", "plant-8", "plant-9")

@@ -39,7 +39,10 @@ def test_a_folder_s_files_are_for_the_tasks_they_are_named_after(tmp_path: Path)
         ("odd id.1", answer(tmp_path, submission_name("odd id.1"))),
         ("plant-8", answer(tmp_path / "plant-8", "submission.csv")),
     ]
-    (tmp_path / ".hidden").write_text("")
+    (tmp_path / ".plant-7.csv").write_text("")
+    answer(tmp_path / "scientific_on_engineering", "engineering_results_20260101_000000.csv")
+    answer(tmp_path / "plant-8", "notes.txt")
+    answer(tmp_path / "modeling_run_plant_7_0a1b2c3d" / "sandbox", "submission_plant-7_0a1b2c.csv")
     assert set(submissions(tmp_path, "", KNOWN)) == {Submission(*one) for one in made}
 
 
@@ -69,7 +72,7 @@ def test_lines_name_task_and_file_and_may_be_commented_out(tmp_path: Path) -> No
         ("a.jsonl", '{"competition_id": "x"}\n', r"line 1: expected \{\"competition_id\""),
         ("a.jsonl", "\n[1]\n", "line 2: expected"),
         ("a.jsonl", "{\n", "line 1: expected"),
-        ("folder/other.csv", "", r"other\.csv: named after no task"),
+        ("folder/other.csv", "", "folder: no file is named after a task"),
     ],
 )
 def test_what_is_for_no_task_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:

@@ -63,6 +63,8 @@ PREPARE = """
         ("(public / 'x.txt').write_text('2,0.75\\nother,row\\n1,0.5')", r"x\.txt: a public file with every row"),
         ("os.symlink(private / 'answer.csv', public / 'x.csv')", "plain files and folders only"),
         ("os.mkfifo(public / 'x')", "plain files and folders only"),
+        ("shutil.rmtree(public); os.symlink('/usr', public)", "public: a preparer may fill this folder"),
+        ("shutil.rmtree(private)", "private: a preparer may fill this folder"),
         ("raise FileNotFoundError(raw / 'train.csv')", r"its preparer failed: FileNotFoundError.*prepare\.py, line 7"),
         ("(raw / 'problem.json').write_text('')", "its preparer failed: OSError"),
         ("os._exit(3)", "its preparer failed: its process ended with status 3"),

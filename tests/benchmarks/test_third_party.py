@@ -5,6 +5,7 @@ import os
 import pickle
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -175,9 +176,10 @@ def test_what_is_no_table_is_invalid_before_a_grader_sees_it(grade: Grade, conte
     assert (report.score, report.valid_submission) == (None, False)
 
 
-def test_an_empty_file_is_an_empty_table_as_it_was_to_the_originals(grade: Grade) -> None:
+def test_an_empty_file_is_no_table_except_to_mle_bench(grade: Grade) -> None:
     source = "def grade(submission, answers):\n    return float(len(submission) + len(submission.columns))\n"
-    assert grade(source, content=b"").score == 0.0
+    assert grade(source, content=b"").valid_submission is False
+    assert grade(source, content=b"", family="mle").score == 0.0
 
 
 def test_answers_in_json_lines_are_a_list(grade: Grade) -> None:
@@ -201,6 +203,13 @@ def test_answers_that_are_missing_are_named_with_what_makes_them(tmp_path: Path)
 
 def test_a_file_of_another_kind_than_the_task_asks_for_is_invalid(grade: Grade) -> None:
     assert grade(within(0.05), name="submission.npy").valid_submission is False
+
+
+@pytest.mark.parametrize(("family", "wins"), [("mle", True), ("science", False)])
+def test_a_leaderboard_of_baselines_gives_no_medals(grade: Grade, family: str, wins: bool) -> None:
+    report = grade(within(0.05), family=family, leaderboard="submission_id,score,username,date\nrandom,0.0,a,b\n")
+    assert (report.score, report.gold_threshold) == (1.0, 0.0)
+    assert (report.any_medal, report.gold_medal, report.above_median) == (wins, wins, wins)
 
 
 TABLES = """
@@ -231,6 +240,12 @@ def test_a_pickled_table_is_read_as_data(grade: Grade, table: Any) -> None:
     assert report.score == 1.0
     report = grade(TABLES, family="science", content=pickle.dumps(table.head(2)), name="submission.pkl", **task)
     assert report.score == 0.0
+
+
+def test_a_task_s_own_pickled_answers_may_be_anything(grade: Grade) -> None:
+    source = "def grade(submission, answers):\n    return answers.total()\n"
+    answers = {"answer.pkl": pickle.dumps(Counter(a=2, b=1))}
+    assert grade(source, family="science", answers=answers, name="submission.csv").score == 3.0
 
 
 class Program:

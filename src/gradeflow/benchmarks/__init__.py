@@ -57,7 +57,11 @@ class Grader:
 
 @dataclass(frozen=True, slots=True)
 class Competition:
-    """A task with its grader. `prepare_fn(raw, public, private)` makes its files; a leaderboard is scores."""
+    """A task with its grader. `prepare_fn(raw, public, private)` makes its files; a leaderboard is scores.
+
+    Where a leaderboard holds baselines and nobody's work, `ranked` is false: there are no medals, nor is a score above
+    the median.
+    """
 
     id: str
     name: str
@@ -73,6 +77,7 @@ class Competition:
     public_dir: Path
     leaderboard: tuple[float, ...]
     checksums: dict[str, Any] = field(default_factory=dict)
+    ranked: bool = True
 
     def prepare(self) -> None:
         """Make the public and private files unless they are there."""

@@ -36,8 +36,8 @@ class Benchmark:
             if self._settings.data_dir:
                 third_party = opening.enter_context(self._third_party)
                 layout: Layout = self._family.FOLDERS
-                named = Path(self._settings.tasks_dir) if self._settings.tasks_dir else None
-                data = Path(self._settings.data_dir)
+                named = Path(self._settings.tasks_dir).expanduser() if self._settings.tasks_dir else None
+                data = Path(self._settings.data_dir).expanduser()
                 self._folders = Folders(layout, data, third_party, tasks_dir=named, mode=self._mode)
             self._open = opening.pop_all()
         return self
@@ -52,10 +52,12 @@ class Benchmark:
         return self._folders.ids if self._folders else self._family.tasks()
 
     def chosen(self, ids: str, dataset_file: Path | None) -> tuple[str, ...]:
-        """The tasks named by commas, else those that a file lists, else all."""
+        """The tasks named by commas, else those that a file lists, else all that have data."""
         if ids:
             return tuple(word for word in (part.strip() for part in ids.split(",")) if word)
-        return listed(dataset_file, self.name) if dataset_file else self.tasks()
+        if dataset_file:
+            return listed(dataset_file, self.name)
+        return self._folders.with_data() if self._folders else self.tasks()
 
     def competition(self, task_id: str) -> Competition:
         """One task.

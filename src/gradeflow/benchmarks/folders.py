@@ -33,12 +33,14 @@ LFS = "version https://git-lfs"
 class Layout:
     """What differs between the families' folders.
 
-    `package` is where a family's tasks lie; `imports` and `float_precision` are what its graders expect (Code).
+    `package` is where a family's tasks lie; `imports` and `exact` are what its graders expect (Code); `ranked` says
+    whether its leaderboards are people's (Competition).
     """
 
     package: str
     imports: tuple[str, ...] = ()
-    float_precision: Literal["round_trip"] | None = None
+    exact: bool = False
+    ranked: bool = True
 
 
 class Folders:
@@ -58,6 +60,10 @@ class Folders:
         self._third_party = third_party
         self._mode = mode
         self.ids = tuple(sorted(path.parent.name for path in self.tasks.glob("*/config.yaml")))
+
+    def with_data(self) -> tuple[str, ...]:
+        """The tasks that are prepared, or can be."""
+        return tuple(one for one in self.ids if any((self.data / one / part).is_dir() for part in ("prepared", "raw")))
 
     def competition(self, task_id: str) -> Competition:
         """One task.
@@ -101,11 +107,12 @@ class Folders:
             public_dir=prepared / public,
             leaderboard=board,
             checksums=_mapping(folder / "checksums.yaml") if (folder / "checksums.yaml").is_file() else {},
+            ranked=self._layout.ranked,
         )
 
     def _code(self, folder: Path, function: str) -> Code:
         package = self.tasks.parent if self.tasks.name == "competitions" else self.tasks
-        return Code(folder.name, function, folder, package, self._layout.imports, self._layout.float_precision)
+        return Code(folder.name, function, folder, package, self._layout.imports, self._layout.exact)
 
     def _data_file(self, dataset: Mapping[str, Any], name: str, swap: Mapping[str, str], file: Path) -> Path:
         relative: str = _named(dataset, name, str, file)

@@ -16,6 +16,8 @@ from gradeflow.workspace import LONGEST_ID
 
 RUNNERS_NAME = re.compile(r"submission_(?P<task>.+)_[0-9a-f]{6}")
 
+WORKSPACES = "modeling_run_"
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:
@@ -37,16 +39,21 @@ class Graded:
 def submissions(path: Path, task: str, known: Collection[str]) -> list[Submission]:
     """What a path holds: one file, JSON Lines with competition_id and submission_path, or a folder of files.
 
-    In a folder a file is for the task it is named after, `ID.csv` or `submission_ID_<6 hex digits>.csv`, or for the
-    one that its own folder is named after. With `task` all files are for that one.
+    In a folder a file is for the task it is named after, `ID.csv`, `submission_ID_<6 hex digits>.csv` or
+    `ID/submission.csv`; other files, and the workspaces of runs, are left. With `task` all files are for that one.
 
     Raises:
-        DataError: there is nothing, or a file that is for no known task.
+        DataError: there is none.
     """
     if path.is_dir():
         names = {_safe(one): one for one in known}
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
-        found = [Submission(task or _task_of(file, names), file) for file in files]
+        files = ((file, task or _task_of(file, names)) for file in sorted(_files(path)))
+        found = [Submission(one, file) for file, one in files if one]
+        if not found:
+            raise DataError(
+                f"{path}: no file is named after a task; expected ID.csv, submission_ID_<6 hex digits>.csv or "
+                "ID/submission.csv, or --task ID"
+            )
     elif path.suffix == ".jsonl" and not task:
         found = list(_rows(path))
     elif task:
@@ -58,12 +65,18 @@ def submissions(path: Path, task: str, known: Collection[str]) -> list[Submissio
     return found
 
 
-def _task_of(file: Path, names: dict[str, str]) -> str:
+def _files(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.name.startswith(WORKSPACES):
+            yield from _files(entry)
+        elif entry.is_file() and not entry.name.startswith("."):
+            yield entry
+
+
+def _task_of(file: Path, names: dict[str, str]) -> str | None:
     runners = RUNNERS_NAME.fullmatch(file.stem)
-    for name in (runners["task"] if runners else file.stem, file.parent.name):
-        if name in names:
-            return names[name]
-    raise DataError(f"{file}: named after no task; expected ID.csv or submission_ID_<6 hex digits>.csv, or --task ID")
+    name = runners["task"] if runners else file.stem
+    return names.get(file.parent.name if name == "submission" else name)
 
 
 def _safe(task_id: str) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-FOLDERS = Layout("mlebench", imports=("sklearn.metrics",), float_precision="round_trip")
+FOLDERS = Layout("mlebench", imports=("sklearn.metrics",), exact=True)
 SEEDS = seeds("builtin-pumps")
 TRAIN, TEST, TEAMS = 800, 400, 40
 MAKERS = {"Arvo": 0.0, "Bryn": 0.7, "Cato": -0.6, "Dell": 0.2}

@@ -111,7 +111,8 @@ def grade_csv(path: Path | None, competition: Competition) -> CompetitionReport:
     score = _score(path, competition) if path is not None and exists else None
     lower = competition.grader.is_lower_better
     limits = thresholds(competition.leaderboard, lower_is_better=lower)
-    won = medal(score, limits, lower_is_better=lower)
+    won = medal(score, limits, lower_is_better=lower) if competition.ranked else None
+    beaten = score is not None and (score < limits.median if lower else score > limits.median)
     return CompetitionReport(
         competition_id=competition.id,
         score=score,
@@ -123,7 +124,7 @@ def grade_csv(path: Path | None, competition: Competition) -> CompetitionReport:
         gold_medal=won == "gold",
         silver_medal=won == "silver",
         bronze_medal=won == "bronze",
-        above_median=score is not None and (score < limits.median if lower else score > limits.median),
+        above_median=beaten and competition.ranked,
         submission_exists=exists,
         valid_submission=score is not None,
         is_lower_better=lower,

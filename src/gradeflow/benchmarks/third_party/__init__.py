@@ -49,7 +49,8 @@ class Code:
     """Where a task's grader or preparer is: `function` as its config.yaml names it, in the task's folder.
 
     `package` is the folder of the tasks and the helpers they share; `imports` are modules that its graders are slow to
-    import; `float_precision` is how pandas reads numbers for them.
+    import. With `exact` tables are read as MLE-bench reads them: numbers to the last bit, and an empty file as an empty
+    table.
     """
 
     task: str
@@ -57,7 +58,7 @@ class Code:
     folder: Path
     package: Path
     imports: tuple[str, ...] = ()
-    float_precision: str | None = None
+    exact: bool = False
 
 
 class ThirdParty:
@@ -240,7 +241,7 @@ def _job(kind: str, code: Code, wall_s: float) -> dict[str, Any]:
         "kind": kind,
         "function": code.function,
         "folder": str(code.folder.resolve()),
-        "float_precision": code.float_precision,
+        "exact": code.exact,
         "wall_s": wall_s,
     }
 
@@ -256,6 +257,8 @@ def _lend(path: Path, folder: Path) -> Path:
 
 def _take(made: Path, wanted: Path) -> None:
     """Copy what a preparer made, plain files only, to a folder that it does not know."""
+    if made.is_symlink() or not made.is_dir():
+        raise DataError(f"{made.name}: a preparer may fill this folder, and not replace it")
     for place, folders, files in os.walk(made):
         target = wanted / Path(place).relative_to(made)
         target.mkdir(parents=True, exist_ok=True)
