@@ -16,6 +16,7 @@ import pytest
 from gradeflow.benchmarks.catalogue import Benchmark
 from gradeflow.benchmarks.report import CompetitionReport, grade_csv
 from gradeflow.errors import DataError, GraderError
+from gradeflow.sandbox import bubblewrap
 from support.competitions import opened, within, write
 from support.sandboxes import both
 
@@ -105,6 +106,27 @@ def test_a_package_s_own_helpers_come_before_ours_unless_they_cannot_be_imported
         "../../grade_helpers.py": "import a_module_that_is_nowhere\nclass InvalidSubmissionError(Exception): ...\n",
     }
     assert grade(source, family="mle", more=more).score == 0.75
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["among the packages", "as an editable installation"])
+def test_an_installed_mlebench_has_the_tasks_and_the_helpers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    source = "from mlebench.grade_helpers import HALF\ndef grade(submission, answers):\n    return HALF\n"
+    data = write(tmp_path / "made", "mle", grade=source)
+    site = (tmp_path / "made" / "benchmarks").rename(tmp_path / "site")
+    (site / "mlebench" / "__init__.py").write_text("")
+    (site / "mlebench" / "grade_helpers.py").write_text("HALF = 0.5\n")
+    monkeypatch.syspath_prepend(site)
+    packages = (*bubblewrap.packages(), *([str(site)] if seen else []))
+    monkeypatch.setattr(bubblewrap, "packages", lambda: packages)
+    bubblewrap.shown.cache_clear()
+    try:
+        with opened(data, "mle") as benchmark:
+            task = benchmark.competition("plant-7")
+            assert grade_csv(task.sample_submission, task).score == 0.5
+    finally:
+        bubblewrap.shown.cache_clear()
 
 
 def test_a_grader_may_be_named_by_its_file(grade: Grade) -> None:
