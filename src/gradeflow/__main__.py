@@ -281,17 +281,24 @@ gradeflow doctor --sandbox.isolation landlock --models.base.url http://127.0.0.1
     ),
     "audit": Command(
         "commands.audit",
-        "whether the judge can be trusted: `audit judge` asks it about answers that are right or wrong for certain",
-        ("judge", "models"),
+        "what grades can be relied on: `audit judge` asks the judge what is known, `audit tasks` tries modeling tasks",
+        ("judge", "models", "solve", "grade", "sandbox"),
         (
-            Input("action", "judge", positional=True),
-            Input("count", "questions of each kind", 30, kind="int"),
+            Input("action", "judge or tasks", positional=True),
+            Input("count", "questions of each kind, for the judge", 30, kind="int"),
             Input("seed", "of the choice of questions and of wrong answers", 0, kind="int"),
+            Input("benchmark", "whose tasks: a family, or `all`; empty: solve.benchmark", ""),
+            Input("data-dir", "folder of competitions; empty: solve.data_dir", ""),
+            Input("task", "competition ids; none: all there are", (), kind="list"),
         ),
         more="""\
-The questions are held-out ones of data/mixed. To each the judge is shown a right and a wrong answer; both again amid
-many neutral words, in the reference's place, and twice with sampling. Canaries are what no judge may call right: ":",
-"Solution", empty markdown, imitations of a verdict, instructions to the judge, the question itself.
+  gradeflow audit judge --count 50
+  gradeflow audit tasks --benchmark all
+  gradeflow audit tasks --benchmark mathmodeling --data-dir data/mathmodeling-bench --task mamo-ode-0 mamo-ode-1
+
+The judge. The questions are held-out ones of data/mixed. To each the judge is shown a right and a wrong answer; both
+again amid many neutral words, in the reference's place, and twice with sampling. Canaries are what no judge may call
+right: ":", "Solution", empty markdown, imitations of a verdict, instructions to the judge, the question itself.
 
   kappa                      agreement with the labels beyond chance: 1 is all, 0 is chance (Cohen)
   false positives            wrong answers called right, with 95 % bounds: what a policy learns to exploit
@@ -304,7 +311,24 @@ Free text is what the judge decides. It is not asked about numbers and choices, 
 judge.audit_share shows it some in training; until then these decide nothing here. The exit status is 1 where a canary
 passes, where the lower bound of the false positives is above judge.max_false_positives, and where more cases than
 train.max_fault_share have no verdict. Replies kept from earlier runs do not count. The MLflow run has the cases, the
-figures and a plot.""",
+figures and a plot.
+
+Tasks. Graders are only asked to grade, so those of others are audited as ours are.
+
+  files       a task whose files are missing or cannot be read
+  gold        the gold submission, or the answers, score less than the leaderboard's best
+  sample      the untouched sample submission wins a medal, or scores as the gold submission does
+  empty       so does an empty file, a header without rows, or rows without answers
+  parses      the grader cannot read its own answer, such as "No Best Solution" or 1.2e-5
+  tolerance   errors are accepted that are more than the description allows, or refused that are less; or an answer
+              below 1 in size is allowed an absolute error
+  leak        a public file, its name, a column or the order of rows tells the answers
+  duplicate   the question of another task, word for word or but for case, spaces and signs
+  grader      the grader crashes on a gold, sample or empty submission
+
+The exit status is 1 where anything is wrong. Tasks that do not tell right work from wrong, or need none, are unusable:
+they go into the file that solve.quarantine names, with why, and `gradeflow solve` and training skip them. A tolerance
+that is wider than stated is told and does not make a task unusable. The MLflow run has a table of all tasks.""",
     ),
     "watch": Command(
         "commands.watch",

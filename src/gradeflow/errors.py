@@ -9,7 +9,7 @@ GradeflowError
 │   ├── SandboxError   the sandbox itself failed; what ran in it is not to blame
 │   ├── GraderError    a grader crashed on a submission that it should have judged
 │   └── TooManyFaults  so many of these that a stage stopped, to go on later
-├── AuditError         a judge calls wrong answers right
+├── AuditError         a judge calls wrong answers right, or a task does not grade what it says
 ├── CollapseError      a policy collapsed again and again in training
 ├── EvaluationError    an evaluation has no whole results: none, half of them, of another version, or out of time
 ├── AdapterError       an adapter's files are missing, broken, do nothing, or belong to another base

@@ -333,6 +333,7 @@ class Solve(Section):
     task: str = setting("competition ids, by commas; empty: all of the benchmark")
     data_dir: str = setting("folder of competitions; empty: the built-in tasks")
     tasks_dir: str = setting("folder with their config.yaml and grade.py; empty: looked for beside the data")
+    quarantine: str = setting("file of tasks to skip, which `gradeflow audit tasks` writes; empty: none is skipped")
     log_path: Path = setting("where results and workspaces go")
     max_turns: Positive = setting("experiments before the conclusion")
     seeds: Positive = setting("how often each task is solved, for the standard error of the medal rate")

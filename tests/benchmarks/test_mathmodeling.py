@@ -46,7 +46,7 @@ def test_of_a_stock_below_one_a_hundredth_of_itself_is_allowed(factor: str, scor
     fishery = Fishery.make(3)
     assert fishery.stock() < 1
     asked = problem(fishery, "t")
-    assert "where the stock is below 1 in size, an answer has to be within 1.00 % of it" in (
+    assert "where the stock is below 1 in size, an answer has to be within 1% of it" in (
         asked.competition(tmp_path).description
     )
     answer = fishery.stock() * Decimal(factor)

@@ -137,7 +137,7 @@ def test_data_without_a_fitting_question_is_an_error_and_no_pass(store: Path) ->
 
 
 @pytest.mark.parametrize(
-    "argv", [["audit", "tasks"], ["audit", "judge", "--count", "0"], ["audit", "judge", "--count=x"]]
+    "argv", [["audit", "chess"], ["audit", "judge", "--count", "0"], ["audit", "judge", "--count=x"]]
 )
 def test_a_wrong_command_line_ends_in_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
@@ -150,5 +150,10 @@ def test_its_help_teaches(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     monkeypatch.chdir(tiny.ROOT)
     cli.main(["audit", "--help"])
     told = capsys.readouterr().out
-    for part in ("false positives", "exit status", "questions of each kind [30]", "--judge.max_false_positives"):
+    for part in (
+        "false positives",
+        "exit status",
+        "questions of each kind, for the judge [30]",
+        "--judge.max_false_positives",
+    ):
         assert part in told

@@ -2,12 +2,13 @@
 
 import contextlib
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast, get_args
 
 from gradeflow import benchmarks, params
-from gradeflow.benchmarks import Competition
+from gradeflow.benchmarks import Competition, quarantine
 from gradeflow.benchmarks.folders import Folders, Layout, Mode, listed
 from gradeflow.benchmarks.third_party import ThirdParty
 from gradeflow.errors import SettingsError
@@ -52,12 +53,23 @@ class Benchmark:
         return self._folders.ids if self._folders else self._family.tasks()
 
     def chosen(self, ids: str, dataset_file: Path | None) -> tuple[str, ...]:
-        """The tasks named by commas, else those that a file lists, else all that have data."""
+        """The tasks named by commas, else those that a file lists, else all that have data.
+
+        Raises:
+            SettingsError: one that is named is in quarantine; of the others such are left out.
+        """
         if ids:
-            return tuple(word for word in (part.strip() for part in ids.split(",")) if word)
+            named = tuple(word for word in (part.strip() for part in ids.split(",")) if word)
+            quarantine.refuse(self._settings.quarantine, self.name, named)
+            return named
         if dataset_file:
-            return listed(dataset_file, self.name)
-        return self._folders.with_data() if self._folders else self.tasks()
+            return self.usable(listed(dataset_file, self.name))
+        return self.usable(self._folders.with_data() if self._folders else self.tasks())
+
+    def usable(self, ids: Iterable[str]) -> tuple[str, ...]:
+        """Those that are not in quarantine."""
+        closed = quarantine.read(self._settings.quarantine, self.name)
+        return tuple(task_id for task_id in ids if task_id not in closed)
 
     def competition(self, task_id: str) -> Competition:
         """One task.

@@ -58,7 +58,7 @@ def describe(problem: Problem) -> str:
         f"Submit a CSV file with the header `id,answer` and one row: the id {problem.id}, and the answer "
         f"written as @{problem.tag}[value], where value is a plain number such as 12.5. An answer within "
         f"{TOLERANCE} of {problem.asked} scores 1, any other 0; where {problem.asked} is below 1 in size, an answer "
-        f"has to be within {100 * TOLERANCE:f} % of it."
+        f"has to be within {TOLERANCE:.0%} of it."
     )
 
 

@@ -102,8 +102,6 @@ def medal(score: float | None, limits: Thresholds, *, lower_is_better: bool) -> 
 def grade_csv(path: Path | None, competition: Competition) -> CompetitionReport:
     """Grade one file. A missing or invalid one has no score, which is not a score of 0.
 
-    Where the sample submission is no CSV file, the grader is given paths.
-
     Raises:
         GraderError: the grader crashed, or gave something that is no finite number.
     """

@@ -1,5 +1,7 @@
 """`gradeflow audit judge`: what the judge says about answers that are right or wrong for certain.
 
+`gradeflow audit tasks` is in audit_tasks.
+
 Figures are by kind. Those of kinds that the judge is not asked about decide nothing, and are shown all the same.
 """
 
@@ -15,6 +17,7 @@ from rich.table import Table
 
 from gradeflow import dataset, llm, models, prompt, readiness, registry, tracking
 from gradeflow.audit import KINDS, Case, Figures, Judged, ask, cases, figures, objections
+from gradeflow.commands import audit_tasks
 from gradeflow.errors import AuditError, DataError, SettingsError
 from gradeflow.judge import Judge, prompt_of
 from gradeflow.params import Model, Params
@@ -24,14 +27,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def main(params: Params, *, action: str, count: int, seed: int) -> None:
-    """Audit the judge.
+def main(
+    params: Params, *, action: str, count: int, seed: int, benchmark: str, data_dir: str, task: Sequence[str]
+) -> None:
+    """Audit the judge, or tasks.
 
     Raises:
         AuditError: it must not be relied on; why is printed, and in the run.
     """
-    if action != "judge" or count < 1:
-        raise SettingsError("usage: gradeflow audit judge [--count N] [--seed N], with N of 1 or more questions a kind")
+    if action == "tasks":
+        audit_tasks.main(params, benchmark=benchmark, data_dir=data_dir, task=task)
+    elif action == "judge" and count > 0:
+        judge(params, count, seed)
+    else:
+        raise SettingsError(
+            "usage: gradeflow audit judge [--count N] [--seed N], with N of 1 or more questions a kind, or gradeflow "
+            "audit tasks [--benchmark B] [--data-dir D] [--task ID ...]"
+        )
+
+
+def judge(params: Params, count: int, seed: int) -> None:
     data = dataset.read("test")
     asked = cases(data.examples, count, seed)
     if not asked:

@@ -17,7 +17,8 @@ def main(params: Params, *, task: str, dataset_file: str, mode: str) -> None:
     if mode not in MODES:
         raise SettingsError(f"--mode is {mode!r}; expected one of {', '.join(MODES)}")
     failed: list[GradeflowError] = []
-    with Benchmark(params.solve, params.sandbox, params.grade, mode=mode) as opened:
+    everything = params.solve.model_copy(update={"quarantine": ""})
+    with Benchmark(everything, params.sandbox, params.grade, mode=mode) as opened:
         ids = opened.chosen(task, Path(dataset_file) if dataset_file else None)
         for task_id in ids:
             try:

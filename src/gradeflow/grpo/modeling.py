@@ -37,7 +37,8 @@ def tasks(settings: params.Params, benchmark: Benchmark) -> tuple[list[Competiti
     """All competitions to train on and to validate with, ready to be worked on, and which are which."""
     chosen = settings.train.tasks
     if chosen.split:
-        split = splits.named(chosen.split, benchmark.name)
+        named = splits.named(chosen.split, benchmark.name)
+        split = Split(benchmark.usable(named.train), benchmark.usable(named.validation))
     else:
         ids = benchmark.chosen(settings.solve.task, None)
         split = splits.drawn(ids[: chosen.limit or None], chosen.val_ratio, settings.train.seed, chosen.min_train)

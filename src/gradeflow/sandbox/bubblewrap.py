@@ -14,6 +14,7 @@ from gradeflow.errors import SetupError
 
 NOBODY = 65534  # the user that code runs as; harness.py has it too
 WORK = "/home/nobody"
+OWN = str(Path(__file__).resolve().parents[1])
 SYSCTL = Path("/proc/sys")
 ENVIRONMENT = {
     "HOME": WORK,
@@ -94,6 +95,7 @@ def hand_over(folder: Path) -> None:
 
 def arguments(*, folder: Path | None, disk_bytes: int, with_packages: bool, readable: Sequence[str] = ()) -> list[str]:
     """The command line up to the command that it runs."""
+    places = shown(with_packages=with_packages)
     private = ["--size", str(disk_bytes), "--perms", "1777", "--tmpfs"]
     work = ["--bind", str(folder), WORK] if folder else [*private, WORK]
     users = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SYS_RESOURCE"]
@@ -104,8 +106,11 @@ def arguments(*, folder: Path | None, disk_bytes: int, with_packages: bool, read
         *["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--hostname", "sandbox"],
         *["--cap-drop", "ALL", *(users if leaves_root() else nobody)],
         *["--proc", "/proc", "--dev", "/dev", *private, "/dev/shm", *private, "/tmp"],  # noqa: S108
-        *_read_only(*shown(with_packages=with_packages), *readable),
+        *[*_read_only(*places), *_top_level()],
+        *(word for own in hidden(places) for word in ("--tmpfs", own)),
+        *_read_only(*readable),
         *["--dir", str(Path(WORK).parent), *work],
+        *(word for own in hidden(places) for word in ("--remount-ro", own)),
         *["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--clearenv", *environment, "--"],
     ]
 
@@ -157,8 +162,12 @@ def shown(*, with_packages: bool) -> tuple[str, ...]:
 
 def _read_only(*places: str) -> list[str]:
     words = [word for parent in _parents(places) for word in ("--dir", parent)]
-    words += [word for place in places for word in ("--ro-bind", place, place)]
-    return [*words, *_top_level()]
+    return [*words, *(word for place in places for word in ("--ro-bind", place, place))]
+
+
+def hidden(places: Iterable[str]) -> list[str]:
+    """Gradeflow itself, where it is installed among what is shown: it has the graders of the built-in tasks."""
+    return [OWN] if any(Path(place) in Path(OWN).parents for place in places) else []
 
 
 def _top_level() -> list[str]:

@@ -19,6 +19,7 @@ import signal
 import sys
 
 LIBSECCOMP = "libseccomp.so.2"
+NAMES_OF = "names:"  # in front of a folder of which only the names may be read
 
 # Of Landlock; the numbers of its system calls are the same on every architecture
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
@@ -126,7 +127,8 @@ def restrict_files(folder: str, readable: list[str]) -> None:
     fs = SINCE_ABI_3 | (IOCTL_DEV if version >= 5 else 0)
     ruleset = Ruleset(fs, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     rules = call(CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(ctypes.sizeof(ruleset)), ctypes.c_uint32(0))
-    for path, rights in {**dict.fromkeys(readable, READ), **SINGLE_FILES, folder: WORK}.items():
+    asked = {path.removeprefix(NAMES_OF): READ_DIR if path.startswith(NAMES_OF) else READ for path in readable}
+    for path, rights in {**asked, **SINGLE_FILES, folder: WORK}.items():
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         allowed = rights if os.path.isdir(path) else rights & OF_FILES
         rule = Beneath(allowed, descriptor)

@@ -6,7 +6,7 @@ libseccomp itself. Weaker than bubblewrap, and named so to users: see WEAKER.
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gradeflow.errors import SetupError
@@ -16,6 +16,7 @@ CONFINE = Path(__file__).with_name("confine.py")
 OLDEST_ABI = 3  # before it, files that can be read can be cut to nothing
 LIBSECCOMP = "libseccomp.so.2"
 CREATE_RULESET, VERSION = 444, 1
+NAMES_OF = "names:"  # confine.py has it too
 # What the self-test finds open and is lived with, in its words.
 ACCEPTED = frozenset({"names of the host's files are in sight", "its user is root"})
 WEAKER = (
@@ -50,9 +51,21 @@ def find() -> str:
 def arguments(*, folder: Path, with_packages: bool, readable: Sequence[str] = ()) -> list[str]:
     """The command line up to the command that it runs."""
     top_level = [name for name in ("/bin", "/lib", "/lib32", "/lib64") if Path(name).is_dir()]
-    system = [*bubblewrap.shown(with_packages=with_packages), *map(os.path.realpath, top_level)]
+    shown = dict.fromkeys([*bubblewrap.shown(with_packages=with_packages), *map(os.path.realpath, top_level)])
+    system = [each for place in shown for each in around(place, bubblewrap.OWN)]
     python = [bubblewrap.python(), *bubblewrap.PYTHON_FLAGS]
     return [*python, str(CONFINE), str(folder), *dict.fromkeys([*system, *readable]), "--"]
+
+
+def around(place: str, hidden: str) -> Iterator[str]:
+    """All of a folder but what is hidden in it; of the folders above that, only the names can be read."""
+    if Path(place) not in Path(hidden).parents:
+        yield place
+        return
+    yield f"{NAMES_OF}{place}"
+    for entry in sorted(os.scandir(place), key=lambda entry: entry.name):
+        if entry.path != hidden:
+            yield from around(entry.path, hidden)
 
 
 def remedy(said: str) -> str:
