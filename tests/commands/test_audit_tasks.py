@@ -154,7 +154,7 @@ def test_unknown_families_and_tasks_are_named(tmp_path: Path, store: Path) -> No
 
 def test_a_folder_of_others_is_audited_as_it_is(tmp_path: Path, store: Path) -> None:
     """With the grader in its sandbox, in the original's layout."""
-    folder = tmp_path / "competitions" / "industry-0"
+    folder = tmp_path / "data" / "competitions" / "industry-0"
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(
         "id: industry-0\nname: x\ncompetition_type: modeling\ndescription: x/description.md\n"
@@ -178,7 +178,7 @@ def test_a_folder_of_others_is_audited_as_it_is(tmp_path: Path, store: Path) -> 
     )
     before = time.perf_counter()
     with pytest.raises(AuditError, match="1 of 1 tasks of engineering; 1 of them are unusable"):
-        run(tmp_path, "--benchmark", "engineeringbench", "--data-dir", str(tmp_path))
+        run(tmp_path, "--benchmark", "engineeringbench", "--data-dir", str(tmp_path / "data"))
     assert time.perf_counter() - before < 60
     row = table(newest())["industry-0"]
     assert row["tolerance"] == "says ±0.01, but accepts an error of 0.05"

@@ -141,8 +141,8 @@ def _rows(competition: Competition, files: Sequence[Path]) -> Iterator[str]:
     answers, sample = _table(competition.answers), _table(competition.sample_submission)
     if answers is None or sample is None or len(answers) < 2:
         return
-    key = next((name for name in answers if name in sample and answers[name].is_unique), None)
-    targets = [name for name in answers if name in sample and name != key]
+    key = next((str(name) for name in answers if name in sample and answers[name].is_unique), None)
+    targets = [str(name) for name in answers if name in sample and name != key]
     if key is None or not targets:
         return
     tables = {file.relative_to(competition.public_dir).as_posix(): _table(file) for file in files}
@@ -193,7 +193,7 @@ def _by_table(tables: "Mapping[str, pd.DataFrame]", truth: Mapping[str, str], ta
 def _key(table: "pd.DataFrame", truth: Mapping[str, str]) -> str | None:
     """The column that names at least half of what is asked for."""
     asked = truth.keys()
-    return next((name for name in table if 2 * len(asked & set(table[name])) >= len(asked)), None)
+    return next((str(name) for name in table if 2 * len(asked & set(table[name])) >= len(asked)), None)
 
 
 def _derived(
@@ -208,15 +208,18 @@ def _derived(
                 yield f"the column {column} of {name} tells {target} in the order of the test rows"
     if len(shared) < 2:
         return
-    once = table.drop_duplicates(shared, keep=False).set_index(shared)
-    rows = [tuple(row) for row in test[shared].itertuples(index=False)]
-    counts = Counter(rows)
-    known = [(row, value) for row, value in zip(rows, asked, strict=True) if row in once.index and counts[row] == 1]
-    pairs = [(row, value) for row, value in known if value is not None]
+    held, rows = ([tuple(row) for row in each[shared].itertuples(index=False)] for each in (table, test))
+    place, in_table, in_test = {row: number for number, row in enumerate(held)}, Counter(held), Counter(rows)
+    pairs = [
+        (place[row], value)
+        for row, value in zip(rows, asked, strict=True)
+        if value is not None and in_table[row] == in_test[row] == 1
+    ]
     if len(pairs) < max(3, KNOWN_ROWS * len(test)):
         return
     for column in others:
-        if tells([once.at[row, column] for row, _ in pairs], [value for _, value in pairs]):
+        cells = [str(cell) for cell in table[column]]
+        if tells([cells[number] for number, _ in pairs], [value for _, value in pairs]):
             yield f"{name} has {len(pairs)} of the {len(test)} test rows, and its column {column} tells their {target}"
 
 

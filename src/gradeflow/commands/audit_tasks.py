@@ -73,7 +73,7 @@ def _audit(params: Params, family: str, data_dir: str, chosen: Sequence[str]) ->
 
 def _counts(own: Mapping[str, Sequence[Finding]]) -> Counter[str]:
     """Tasks, and of them those with a finding, those that are unusable, and those that fail each check."""
-    counts = Counter(dict.fromkeys(CHECKS, 0))
+    counts: Counter[str] = Counter(dict.fromkeys(CHECKS, 0))
     counts.update(check for findings in own.values() for check in {finding.check for finding in findings})
     counts.update(tasks=len(own), wrong=sum(map(bool, own.values())), unusable=len(_unusable(own)))
     return counts
