@@ -216,8 +216,8 @@ telemetry. API_KEY and API_BASE of the environment count with --llm-model or LLM
 
 Tasks of DeepModeling and of MLE-bench are read as they are. What came of preparing their data is in the data folder,
 or in `competitions` in it:  ID/prepared/public  ID/prepared/private. How they are graded, config.yaml and grade.py, is
-looked for in the same folder, then in benchmarks/<package>/competitions or <package>/competitions of a folder above
-it, then in an installed mlebench; --solve.tasks_dir names it. Neither mlebench nor `benchmarks` has to be installed.
+looked for in benchmarks/<package>/competitions or <package>/competitions of a folder above it, then in the same folder,
+then in an installed mlebench; --solve.tasks_dir names it. Neither mlebench nor `benchmarks` has to be installed.
 
 In a folder a file is for the task that it is named after: ID.csv, submission_ID_<6 hex digits>.csv (as solve leaves
 them) or ID/submission.csv. Others are left. A line of JSONL is {"competition_id": ..., "submission_path": ...}.

@@ -44,6 +44,15 @@ def test_tasks_may_lie_with_their_data(tmp_path: Path) -> None:
         assert benchmark.competition("plant-7").leaderboard == (1.0, 0.0)
 
 
+def test_a_copy_of_one_task_s_files_beside_the_data_does_not_hide_the_others(tmp_path: Path) -> None:
+    write(tmp_path, task="plant-8")
+    data = write(tmp_path)
+    tasks = tmp_path / "benchmarks/engineeringbench/competitions"
+    shutil.copy(tasks / "plant-7" / "config.yaml", data / "competitions" / "plant-7")
+    with opened(data) as benchmark:
+        assert benchmark.tasks() == ("plant-7", "plant-8")
+
+
 def test_tasks_may_lie_anywhere_that_is_named(tmp_path: Path) -> None:
     data = write(tmp_path)
     moved = (tmp_path / "benchmarks").rename(tmp_path / "elsewhere")

@@ -5,8 +5,8 @@ What says how a task is graded and what came of preparing its data may lie apart
     <tasks>/ID/           config.yaml grade.py prepare.py description.md leaderboard.csv checksums.yaml
     <data>/ID/            raw/ prepared/public/ prepared/private/
 
-`<data>` is the folder that is named, or `competitions` in it. `<tasks>` is the same one where it holds config.yaml
-files; else `benchmarks/PACKAGE/competitions` or `PACKAGE/competitions` in a folder above it; else an installed
+`<data>` is the folder that is named, or `competitions` in it. `<tasks>` is `benchmarks/PACKAGE/competitions` or
+`PACKAGE/competitions` in a folder above it; else the same one, where it holds config.yaml files; else an installed
 package's.
 """
 
@@ -186,8 +186,8 @@ def _tasks_dir(package: str, data: Path, named: Path | None) -> Path:
         places = [inner, named]
     else:
         above = [data, *data.parents, Path.cwd()]
-        places = [data]
-        places += [place / part / package / "competitions" for place in above for part in ("benchmarks", "")]
+        places = [place / part / package / "competitions" for place in above for part in ("benchmarks", "")]
+        places.append(data)  # where a copy of some task's files may lie too
         spec = importlib.util.find_spec(package)
         places += [Path(place) / "competitions" for place in (spec.submodule_search_locations or [] if spec else [])]
     for place in places:
@@ -196,8 +196,8 @@ def _tasks_dir(package: str, data: Path, named: Path | None) -> Path:
     if named is not None:
         raise DataError(f"{named}: holds no tasks; expected folders with config.yaml")
     raise DataError(
-        f"{data}: no tasks belong to it: it holds no folders with config.yaml, and no folder above it holds "
-        f"benchmarks/{package}/competitions or {package}/competitions; name them with solve.tasks_dir"
+        f"{data}: no tasks belong to it: no folder above it holds benchmarks/{package}/competitions or "
+        f"{package}/competitions, and it holds no folders with config.yaml; name them with solve.tasks_dir"
     )
 
 
