@@ -142,7 +142,7 @@ def test_workspaces_go_unless_a_folder_is_to_keep_them(tmp_path: Path) -> None:
 
 CHANCE = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.]+(?:\+00:00)?Z?|[0-9a-f]{32}|(?<=builtin_blending_)[0-9a-f]{8}|(?<=blending_)[0-9a-f]{6}"
-    r"|\"(?:duration_)?seconds\": [\d.e-]+"
+    r"|(?<=gradeflow-)[a-z0-9_]{8}|\"(?:duration_)?seconds\": [\d.e-]+"
 )
 
 
@@ -215,8 +215,8 @@ def test_a_policy_learns_to_work_as_an_agent(tmp_path: Path, store: Path, monkey
             "solve.task": "",
             "solve.max_turns": "1",
             "train.tasks.limit": "5",
-            "train.max_steps": "12",
-            "train.eval_every": "6",
+            "train.max_steps": "10",
+            "train.eval_every": "5",
             "train.prompts_per_step": "2",
             "train.group_size": "8",
             "train.learning_rate": "5.0e-3",
@@ -229,12 +229,12 @@ def test_a_policy_learns_to_work_as_an_agent(tmp_path: Path, store: Path, monkey
     )
     with Benchmark(chosen.solve, chosen.sandbox, chosen.grade) as benchmark:
         found, _ = tasks_of(chosen, benchmark)
-        agents.make(tmp_path / "base", agents.lessons(found, chosen.solve, 60), chosen.base, 120)
+        agents.make(tmp_path / "base", agents.lessons(found, chosen.solve, 60), chosen.base, 200)
     train_grpo.main(chosen)
     run = tracking.newest_run("train_grpo")
     assert run is not None
     rewards = [point.value for point in tracking.read_history(run, "train/avg_reward")]
     validated = [point.value for point in tracking.read_history(run, "val_accuracy")]
     print(json.dumps({"rewards": rewards, "validation": validated}))
-    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.3
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.6
     assert validated[-1] > 0.75

@@ -14,18 +14,22 @@ from gradeflow.handlers import handler_of
 from gradeflow.prompt import Message, user
 
 CONCLUSION = "<Conclusion>done</Conclusion>"
-HEAD = "import harness, pandas\nt = pandas.read_csv('test.csv')\n"
-TAIL = "t[['id', 'failed']].to_csv(harness.inputs['submission'], index=False)"
+HEAD = "import csv, harness\nwith open(harness.inputs['submission'], 'w') as file:\n"
+EACH = "    for row in csv.DictReader(open('test.csv')):\n        print(row['id'], VALUE, sep=',', file=file)"
 
 
 def experiment(code: str) -> str:
     return f"<Experiment>\n{code}\n</Experiment>"
 
 
+def predict(value: str) -> str:
+    return experiment(HEAD + "    print('id,failed', file=file)\n" + EACH.replace("VALUE", value))
+
+
 EXPERIMENTS = {
-    "good": experiment(f"{HEAD}t['failed'] = t.load * t.age + 9 * t.vibration.fillna(2)\n{TAIL}"),
-    "constant": experiment(f"{HEAD}t['failed'] = 0.5\n{TAIL}"),
-    "broken": experiment(f"{HEAD}t['failed'] = t.strain\n{TAIL}"),
+    "good": predict("float(row['load']) * int(row['age'])"),
+    "constant": predict("0.5"),
+    "broken": predict("row['strain']"),
     "none": CONCLUSION,
 }
 """For the built-in tasks about pumps."""
@@ -59,20 +63,22 @@ def make(folder: Path, found: Sequence[Lesson], settings: params.Base, steps: in
 
     words = teach.tokenizer(found, settings.vocabulary)
     model: Any = teach.blank_model(settings, words)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    both = teach._optimizers(model, 2e-3)
+    groups = [(group, group["lr"]) for optimizer in both for group in optimizer.param_groups]
     encoded = teach.encode(found, words)
     model.train()
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * min(1.0, (step + 1) / 10, 2 * (steps - step) / steps)
+        for group, peak in groups:
+            group["lr"] = peak * min(1.0, (step + 1) / 10, 2 * (steps - step) / steps)
         some = random.Random(step).sample(encoded, 4)
         ids, positions, labels = teach.tensors([[one] for one in some], max(map(len, some)))
         hidden = model.model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
         loss = cross_entropy(model.lm_head(hidden[labels != -100]), labels[labels != -100])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in both:
+            optimizer.step()
+            optimizer.zero_grad()
     model.eval()
     model.save_pretrained(folder)
     words.save_pretrained(folder)

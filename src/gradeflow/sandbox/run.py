@@ -224,8 +224,11 @@ class Sandbox:
         return None
 
     def _refill(self, place: Place) -> None:
-        """Loaded packages take memory, so of these one waits; the plain ones are as many as there are runs at once."""
-        if place.layer == "none" or self._closed:
+        """Loaded packages take memory, so of these one waits; the plain ones are as many as there are runs at once.
+
+        For a folder, whose next run may never come, only what takes long to load waits.
+        """
+        if place.layer == "none" or self._closed or (place.folder and not place.modules):
             return
         wanted = 1 if place.packages or place.folder else self._settings.parallel
         while sum(each.fits(place) for each in self._ready) + self._starting.count(place) < wanted:

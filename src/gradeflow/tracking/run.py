@@ -1,5 +1,6 @@
 """An open run, and what it is opened with."""
 
+import functools
 import json
 import os
 import shutil
@@ -182,6 +183,8 @@ def _open(
     fingerprint: str | None,
     parent: Run | None,
 ) -> Run:
+    if parent is not None:
+        return _open_below(parent, stage, tree, name or stage)
     given = os.environ.pop("MLFLOW_RUN_ID", None)  # joined once: the process's further runs are their own
     client = store.client()
     run_id = resume or given or _create(stage, fingerprint)
@@ -191,13 +194,22 @@ def _open(
     client.update_run(run_id, status="RUNNING", name=name)
     if ERROR in found.data.tags:
         client.delete_tag(run_id, ERROR)
-    chain = (
-        os.environ.get("GRADEFLOW_CHAIN") or chain or (parent and parent.chain) or found.data.tags.get(CHAIN) or run_id
-    )
-    _log_at_once(run_id, found.data.params, tree, _tags(stage, chain, fingerprint, parent))
+    chain = os.environ.get("GRADEFLOW_CHAIN") or chain or found.data.tags.get(CHAIN) or run_id
+    _log_at_once(run_id, found.data.params, tree, _tags(stage, chain, fingerprint))
     if given and given != run_id:
         client.set_tag(given, REUSED, run_id)
     return Run(run_id, str(found.info.experiment_id), chain)
+
+
+def _open_below(parent: Run, stage: str, tree: Mapping[str, Any], name: str) -> Run:
+    """A new run, in few calls: there may be thousands."""
+    from mlflow.tracking.context.registry import resolve_tags
+
+    client = store.client()
+    tags = {**_tags(stage, parent.chain, None), PARENT: parent.id}
+    made = client.create_run(parent.experiment, tags=resolve_tags(tags), run_name=name)
+    _log_at_once(made.info.run_id, {}, tree, {})
+    return Run(str(made.info.run_id), parent.experiment, parent.chain)
 
 
 def note_reuse(stage: str, run_id: str, *, chain: str | None = None) -> None:
@@ -222,17 +234,22 @@ def _create(stage: str, fingerprint: str | None) -> str:
     return str(made.info.run_id)
 
 
-def _tags(stage: str, chain: str, fingerprint: str | None, parent: Run | None) -> dict[str, str]:
+def _tags(stage: str, chain: str, fingerprint: str | None) -> dict[str, str]:
     tags = {STAGE: stage, CHAIN: chain, VERSION: version("gradeflow"), **_git_tags()}
     if fingerprint:
         tags[FINGERPRINT] = fingerprint
-    if above := parent.id if parent else os.environ.get("GRADEFLOW_PARENT_RUN"):
+    if above := os.environ.get("GRADEFLOW_PARENT_RUN"):
         tags[PARENT] = above
     return tags
 
 
 def _git_tags() -> dict[str, str]:
-    """Commit and dirtiness of the working folder's repository; nothing where there is none."""
+    return dict(_git_facts(Path.cwd()))
+
+
+@functools.cache
+def _git_facts(folder: Path) -> Mapping[str, str]:  # noqa: ARG001 - git looks at the working folder
+    """Commit and dirtiness of the folder's repository, when it was first looked at; nothing where there is none."""
     try:
         commit = _git("rev-parse", "HEAD")
         return {GIT_COMMIT: commit, GIT_DIRTY: str(bool(_git("status", "--porcelain"))).lower()}
@@ -249,7 +266,8 @@ def _log_at_once(run_id: str, known: Mapping[str, str], tree: Mapping[str, Any],
     from mlflow.entities import Param, RunTag
 
     client = store.client()
-    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+    if tags:
+        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     lacking = [Param(key, text) for key, text in _flatten(tree, "") if key not in known]
     for start in range(0, len(lacking), 100):
         client.log_batch(run_id, params=lacking[start : start + 100])

@@ -20,6 +20,8 @@ PAUSE_S = 15.0
 # What the store says of an entry that it will never take. BAD_REQUEST is also its word for a lost database.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"})
 _TABLES = "mlflow.loggedArtifacts"
+_turn = threading.Lock()
+"""Runs of one process send by turns: SQLite makes writers that meet wait longer than each of them writes."""
 
 
 def send_what_waits(outboxes: Path) -> None:
@@ -92,7 +94,8 @@ class Sender:
         """Send all that waits. Whatever the store raises passes, and what it has not taken stays."""
         while part := self._part or self._take():
             while self._left:
-                self._send_or_refuse(self._left[0])
+                with _turn:
+                    self._send_or_refuse(self._left[0])
                 self._left.popleft()
                 self._moved = time.monotonic()
             part.remove()
