@@ -29,7 +29,7 @@ def made(family: str, task: str, folder: Path) -> Competition:
 
 def solved(competition: Competition, replies: list[str], tmp_path: Path) -> Attempt:
     given = {"solve.log_path": str(tmp_path / "results"), "solve.memory_mb": "1024", "solve.sandbox_timeout_s": "60"}
-    chosen = params.load(SHIPPED, given | {"sandbox.cpu_s": "60"})
+    chosen = params.load(SHIPPED, given | {"sandbox.cpu_s": "60", "solve.review": "false"})
 
     async def run() -> Attempt:
         sandbox = Sandbox(chosen.sandbox)
@@ -101,8 +101,13 @@ def test_a_task_that_is_not_there_is_named(family: str, tmp_path: Path) -> None:
 def test_a_submission_that_is_no_table_goes_all_the_way_to_the_tracked_grade(tmp_path: Path, store: Path) -> None:
     replies = tmp_path / "replies.json"
     replies.write_text(json.dumps(solvers.replies("science")))
-    given = {"solve.benchmark": "sciencebench", "solve.log_path": str(tmp_path), "solve.sandbox_timeout_s": "60"}
-    solve.main(params.load(SHIPPED, given), task="builtin-ringdown", scripted=str(replies))
+    given = {
+        "solve.benchmark": "sciencebench",
+        "solve.log_path": str(tmp_path),
+        "solve.sandbox_timeout_s": "60",
+        "solve.review": "false",
+    }
+    solve.main(params.load(SHIPPED, given), task=["builtin-ringdown"], scripted=str(replies))
     run_id = tracking.find_stage("solve")
     assert run_id is not None
     assert tracking.read_metrics(run_id)["solve/score"] == 1.0
