@@ -41,7 +41,7 @@ def test_every_entry_point_of_mlproject_is_a_command() -> None:
     for name, entry in project["entry_points"].items():
         command = entry["command"].split()[2]
         assert command == ("chain" if name == "main" else name)
-        known = {given.name for given in cli.COMMANDS[command].inputs}
+        known = {given.name for given in cli.COMMANDS[command].inputs} | set(cli.COMMANDS[command].short)
         assert set(entry.get("parameters", {})) <= known
 
 
