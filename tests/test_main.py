@@ -126,3 +126,10 @@ def test_an_error_that_the_machine_is_not_to_blame_for_shows_where_it_is(monkeyp
 def test_a_setting_that_is_refused_says_what_was_expected() -> None:
     with pytest.raises(SettingsError, match=r"train\.max_steps is 0; expected greater than 0"):
         params.load(ROOT / "params.yaml", {"train.max_steps": "0"})
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_traceback() -> None:
+    command = f"{sys.executable} -m gradeflow train_grpo --help | head -1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: gradeflow train_grpo")
+    assert done.stderr == ""

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -176,7 +177,7 @@ results.json, lm-eval's own files and samples, and a table of the questions that
             Input("scripted", "JSON list of replies that stand in for the model, or a list for each task's id", ""),
         ),
         more="""\
-  gradeflow solve --scripted replies.json                          the built-in engineering task, without a model
+  gradeflow solve --task builtin-blending --scripted replies.json    a built-in task, without a model
   gradeflow solve --benchmark mathmodeling --data-dir data --task mathmodeling-0 mathmodeling-1
   gradeflow solve --benchmark mle --data-dir data --parallel 8 --solve.seeds 3 --llm-model openai/gpt-4o-mini
 
@@ -380,6 +381,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(str(error), error.status)
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on where it was", 130)
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
         if error.errno not in OF_THE_MACHINE:
             raise
