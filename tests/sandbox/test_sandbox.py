@@ -274,7 +274,7 @@ def test_packages_that_code_names_are_loaded_when_it_starts_and_wait_so_for_the_
 def test_a_working_folder_is_the_one_of_that_name_now(tmp_path: Path) -> None:
     """An interpreter may wait with a folder that is gone, and files may come while it waits."""
     work = tmp_path / "work"
-    code = "import os, harness\nharness.result({name: open(name, 'r+').read() for name in os.listdir()})"
+    code = "import numpy, os, harness\nharness.result({name: open(name, 'r+').read() for name in os.listdir()})"
 
     async def thrice(sandbox: Sandbox) -> list[Any]:
         found = []
@@ -282,7 +282,7 @@ def test_a_working_folder_is_the_one_of_that_name_now(tmp_path: Path) -> None:
             change()
             (work / f"{len(found)}").write_text("given")
             (work / f"{len(found)}").chmod(0o600)
-            found.append((await sandbox.run(code, folder=work)).value)
+            found.append((await sandbox.run(code, folder=work, packages=True, memory_mb=1024)).value)
             await one_waits(sandbox)
         return found
 
