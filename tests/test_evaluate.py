@@ -35,7 +35,7 @@ def test_every_figure_of_an_evaluation_is_in_one_mlflow_run(
     tiny_world: Path, settings: Params, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [tiny_world / "adapter-0", tiny_world / "adapter-1"]
-    evaluate.main(settings, adapter=",".join(map(str, folders)))
+    evaluate.main(settings, adapter=",".join(["base", *map(str, folders)]))
     run = tracking.find_stage("evaluate")
     assert run is not None
     names = [adapter.digest(folder)[:12] for folder in folders]

@@ -91,7 +91,7 @@ def main(params: Params, *, adapter: str = "", tasks: str = "", quick: bool = Fa
             _carry_out(replayed(params, rescore, tasks, Path(scratch)))
         return
     params = _with_inputs(params, tasks, quick=quick)
-    found = [] if adapter == BASE else [find_adapter(one.strip()) for one in adapter.split(",")]
+    found = [find_adapter(one) for one in map(str.strip, adapter.split(",")) if one != BASE]
     identity, base = models.identify(params.base), models.base_folder(params.base)
     data = dataset.read(params.evaluate.split) if WORKFLOW in params.evaluate.tasks else None
     case = Case(make_plan(params, found, identity, base, data.md5 if data else ""), identity, found, data)
