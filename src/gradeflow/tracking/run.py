@@ -1,6 +1,5 @@
 """An open run, and what it is opened with."""
 
-import functools
 import json
 import os
 import shutil
@@ -44,10 +43,11 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 class Run:
     """An open MLflow run. What it logs is on disk when the call returns, and soon after in the store."""
 
-    def __init__(self, run_id: str, experiment: str, chain: str) -> None:
+    def __init__(self, run_id: str, experiment: str, chain: str, git: Mapping[str, str]) -> None:
         self.id = run_id
         self.experiment = experiment
         self.chain = chain
+        self.git = git
         self._outbox = Outbox(store.in_use().outboxes / run_id, wait_s=OPEN_S)
         self._sender = Sender(self._outbox)
         self._sender.start()
@@ -195,10 +195,11 @@ def _open(
     if ERROR in found.data.tags:
         client.delete_tag(run_id, ERROR)
     chain = os.environ.get("GRADEFLOW_CHAIN") or chain or found.data.tags.get(CHAIN) or run_id
-    _log_at_once(run_id, found.data.params, tree, _tags(stage, chain, fingerprint))
+    git = _git_tags()
+    _log_at_once(run_id, found.data.params, tree, {**_tags(stage, chain, fingerprint), **git})
     if given and given != run_id:
         client.set_tag(given, REUSED, run_id)
-    return Run(run_id, str(found.info.experiment_id), chain)
+    return Run(run_id, str(found.info.experiment_id), chain, git)
 
 
 def _open_below(parent: Run, stage: str, tree: Mapping[str, Any], name: str) -> Run:
@@ -206,10 +207,10 @@ def _open_below(parent: Run, stage: str, tree: Mapping[str, Any], name: str) -> 
     from mlflow.tracking.context.registry import resolve_tags
 
     client = store.client()
-    tags = {**_tags(stage, parent.chain, None), PARENT: parent.id}
+    tags = {**_tags(stage, parent.chain, None), **parent.git, PARENT: parent.id}
     made = client.create_run(parent.experiment, tags=resolve_tags(tags), run_name=name)
     _log_at_once(made.info.run_id, {}, tree, {})
-    return Run(str(made.info.run_id), parent.experiment, parent.chain)
+    return Run(str(made.info.run_id), parent.experiment, parent.chain, parent.git)
 
 
 def note_reuse(stage: str, run_id: str, *, chain: str | None = None) -> None:
@@ -235,7 +236,7 @@ def _create(stage: str, fingerprint: str | None) -> str:
 
 
 def _tags(stage: str, chain: str, fingerprint: str | None) -> dict[str, str]:
-    tags = {STAGE: stage, CHAIN: chain, VERSION: version("gradeflow"), **_git_tags()}
+    tags = {STAGE: stage, CHAIN: chain, VERSION: version("gradeflow")}
     if fingerprint:
         tags[FINGERPRINT] = fingerprint
     if above := os.environ.get("GRADEFLOW_PARENT_RUN"):
@@ -244,12 +245,7 @@ def _tags(stage: str, chain: str, fingerprint: str | None) -> dict[str, str]:
 
 
 def _git_tags() -> dict[str, str]:
-    return dict(_git_facts(Path.cwd()))
-
-
-@functools.cache
-def _git_facts(folder: Path) -> Mapping[str, str]:  # noqa: ARG001 - git looks at the working folder
-    """Commit and dirtiness of the folder's repository, when it was first looked at; nothing where there is none."""
+    """Commit and dirtiness of the working folder's repository; nothing where there is none."""
     try:
         commit = _git("rev-parse", "HEAD")
         return {GIT_COMMIT: commit, GIT_DIRTY: str(bool(_git("status", "--porcelain"))).lower()}
