@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gradeflow import prompt, registry, solve, tracking
+from gradeflow import agent, prompt, registry, tracking
 from gradeflow.errors import TrackingError
 from gradeflow.registry import Version
 from gradeflow.workflow import operators
@@ -192,5 +192,5 @@ def test_prompts_that_are_not_taken_cost_a_warning_and_not_the_run(
 
 def test_the_stages_record_every_prompt_that_there_is() -> None:
     files = Path(prompt.__file__).with_name("prompts").glob("*.txt")
-    recorded = {"policy", "judge", *operators.prompts(operators.OPERATORS), *solve.PROMPTS}
+    recorded = {"policy", "judge", *operators.prompts(operators.OPERATORS), *agent.PROMPTS}
     assert recorded == {file.stem for file in files}
