@@ -1,6 +1,5 @@
 """A task from its definition to a graded submission, with and without MLflow."""
 
-import asyncio
 import csv
 import json
 import os
@@ -14,15 +13,13 @@ from pathlib import Path
 import pytest
 
 from gradeflow import agent, attempt, benchmarks, outcomes, params, results_file, solve, tracking
-from gradeflow.attempt import Attempt, solve_task
+from gradeflow.attempt import Attempt
 from gradeflow.benchmarks import Competition
 from gradeflow.benchmarks.engineering import Blend
 from gradeflow.errors import DataError, Fault, GraderError, ProviderError, SettingsError, TooManyFaults
-from gradeflow.llm import ScriptedClient
 from gradeflow.params import Params
 from gradeflow.redact import REDACTED
-from gradeflow.sandbox import Sandbox
-from support import solvers
+from support import attempts, solvers
 from support.chat_server import ChatServer
 from support.tracked import client
 
@@ -56,22 +53,13 @@ def settings(tmp_path: Path, **overrides: str) -> Params:
 
 @pytest.fixture
 def blending(tmp_path: Path) -> Competition:
-    made = benchmarks.competition("engineering", "builtin-blending", tmp_path / "data")
+    made = benchmarks.load("engineering").competition("builtin-blending", tmp_path / "data")
     made.prepare()
     return made
 
 
 def attempted(tmp_path: Path, competition: Competition, replies: Sequence[str | Exception], **more: object) -> Attempt:
-    chosen = settings(tmp_path)
-
-    async def run() -> Attempt:
-        sandbox = Sandbox(chosen.sandbox)
-        try:
-            return await solve_task(competition, ScriptedClient(replies), sandbox, chosen.solve, **more)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(run())
+    return attempts.attempted(settings(tmp_path), competition, replies, **more)
 
 
 def metadata(tmp_path: Path) -> dict:

@@ -288,8 +288,6 @@ gradeflow doctor --sandbox.isolation landlock --models.base.url http://127.0.0.1
             Input("action", "judge or tasks", positional=True),
             Input("count", "questions of each kind, for the judge", 30, kind="int"),
             Input("seed", "of the choice of questions and of wrong answers", 0, kind="int"),
-            Input("benchmark", "whose tasks: a family, or `all`; empty: solve.benchmark", ""),
-            Input("data-dir", "folder of competitions; empty: solve.data_dir", ""),
             Input("task", "competition ids; none: all there are", (), kind="list"),
         ),
         more="""\
@@ -330,6 +328,7 @@ Tasks. Graders are only asked to grade, so those of others are audited as ours a
 The exit status is 1 where anything is wrong. Tasks that do not tell right work from wrong, or need none, are unusable:
 they go into the file that solve.quarantine names, with why, and `gradeflow solve` and training skip them. A tolerance
 that is wider than stated is told and does not make a task unusable. The MLflow run has a table of all tasks.""",
+        short=FOLDERS,
     ),
     "watch": Command(
         "commands.watch",

@@ -46,21 +46,28 @@ class Attempt:
 
     def rollout(self) -> Rollout:
         """The attempt as an episode of a policy on one example; without a valid submission there is no score."""
-        report, competition = self.report, self.competition
-        example = Example(competition.id, "modeling", "mixed", competition.description, "", {"competition": True})
-        sample = Sample(
-            example_id=competition.id,
+        example = example_of(self.competition, "modeling")
+        return Rollout(example, (), self.sample(example), self.episode.events, self.failure or "")
+
+    def sample(self, example: Example) -> Sample:
+        report = self.report
+        return Sample(
+            example_id=example.id,
             example_digest="",
             source=example.source,
             kind=example.kind,
-            completion=self.episode.messages[-1]["content"],
+            completion=next(one["content"] for one in reversed(self.episode.messages) if one["role"] == "assistant"),
             answer=None if self.submission is None else self.submission.name,
             score=report.score,
-            by=competition.grader.name,
+            by=self.competition.grader.name,
             valid=report.valid_submission,
             failure=self.failure,
         )
-        return Rollout(example, (), sample, self.episode.events, self.failure or "")
+
+
+def example_of(competition: Competition, source: str) -> Example:
+    """The task as a question; its answer is nowhere but with the grader."""
+    return Example(competition.id, source, "mixed", competition.description, "", {"competition": competition.id})
 
 
 def limits(settings: params.Params) -> params.Sandbox:

@@ -10,6 +10,7 @@ _COMMON = {
     "train.group_size": "2",
     "train.prompts_per_step": "8",
     "train.learning_rate": "1.0e-6",
+    "train.warmup_steps": "0",
     "train.kl_coef": "0.0",
     "train.clip_range": "0.2",
     "train.clip_range_high": "0.3",

@@ -7,6 +7,7 @@ where it was interrupted: what is finished is not solved again.
 import asyncio
 import json
 import os
+from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class _Tasks:
         self._faults: list[Fault] = []
         self._in_a_row = 0
         self._several = False
+        self._preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -162,7 +164,8 @@ class _Tasks:
         try:
             async with self._opened(job) as run:
                 run.set_tags({outcomes.TASK: job.competition.id, outcomes.SEED: str(job.seed), MODEL: client.model})
-                await asyncio.to_thread(job.competition.prepare)
+                async with self._preparing[job.competition.id]:  # other seeds of the task want the same files
+                    await asyncio.to_thread(job.competition.prepare)
                 attempt = await solve_task(
                     job.competition,
                     client,

@@ -1,6 +1,5 @@
 """What holds of every built-in task: it can be solved from its public files, and tells nothing that it must not."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from gradeflow import benchmarks, params, solve, tracking
-from gradeflow.attempt import Attempt, solve_task
+from gradeflow.attempt import Attempt
 from gradeflow.benchmarks import FAMILIES, Competition
 from gradeflow.benchmarks.report import grade_csv
 from gradeflow.errors import SettingsError
-from gradeflow.llm import ScriptedClient
-from gradeflow.sandbox import Sandbox
-from support import solvers
+from support import attempts, solvers
 
 SHIPPED = Path(__file__).parents[2] / "params.yaml"
 EVERY = [(family, task) for family in FAMILIES for task in benchmarks.load(family).tasks()]
@@ -22,7 +19,7 @@ SOME = [(family, task) for family in FAMILIES for task in benchmarks.load(family
 
 
 def made(family: str, task: str, folder: Path) -> Competition:
-    competition = benchmarks.competition(family, task, folder)
+    competition = benchmarks.load(family).competition(task, folder)
     competition.prepare()
     return competition
 
@@ -30,15 +27,7 @@ def made(family: str, task: str, folder: Path) -> Competition:
 def solved(competition: Competition, replies: list[str], tmp_path: Path) -> Attempt:
     given = {"solve.log_path": str(tmp_path / "results"), "solve.memory_mb": "1024", "solve.sandbox_timeout_s": "60"}
     chosen = params.load(SHIPPED, given | {"sandbox.cpu_s": "60", "solve.review": "false"})
-
-    async def run() -> Attempt:
-        sandbox = Sandbox(chosen.sandbox)
-        try:
-            return await solve_task(competition, ScriptedClient(replies), sandbox, chosen.solve)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(run())
+    return attempts.attempted(chosen, competition, replies)
 
 
 @pytest.mark.parametrize(("family", "task"), SOME)

@@ -21,7 +21,7 @@ CHEAP = Blend((Ingredient("a", 1, 10, 1, 1), Ingredient("b", 50, 30, 1, 9)), sac
 
 @pytest.fixture
 def blending(tmp_path: Path) -> Competition:
-    made = benchmarks.competition("engineering", "builtin-blending", tmp_path)
+    made = benchmarks.load("engineering").competition("builtin-blending", tmp_path)
     made.prepare()
     return made
 
@@ -138,15 +138,15 @@ def test_the_description_says_all_that_the_solver_needs() -> None:
 
 def test_both_spellings_of_a_family_are_the_same(tmp_path: Path) -> None:
     one, other = (
-        benchmarks.competition(name, "builtin-blending", tmp_path) for name in ("engineering", "engineeringbench")
+        benchmarks.load(name).competition("builtin-blending", tmp_path) for name in ("engineering", "engineeringbench")
     )
     assert one.description == other.description
 
 
 def test_unknown_families_and_tasks_are_named_with_what_is_known(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"solve.benchmark is 'chess'; expected one of engineering"):
-        benchmarks.competition("chess", "builtin-blending", tmp_path)
+        benchmarks.load("chess").competition("builtin-blending", tmp_path)
     with pytest.raises(SettingsError, match=r"solve.task is '../x'; engineering has builtin-blending"):
-        benchmarks.competition("engineering", "../x", tmp_path)
+        benchmarks.load("engineering").competition("../x", tmp_path)
     with pytest.raises(SettingsError, match="no-such"):
         engineering.competition("no-such", tmp_path)

@@ -92,7 +92,7 @@ def test_a_number_of_the_question_gives_nothing_away(tmp_path: Path) -> None:
 
 
 def test_an_array_in_another_file_is_found(tmp_path: Path) -> None:
-    task = benchmarks.competition("science", "builtin-ringdown", tmp_path)
+    task = benchmarks.load("science").competition("builtin-ringdown", tmp_path)
     task.prepare()
     assert task.gold_submission is not None
     array = np.load(task.gold_submission)

@@ -3,7 +3,6 @@
 Where the sandbox blocks a way, the same script gets through it without isolation.
 """
 
-import asyncio
 import contextlib
 import csv
 import http.server
@@ -15,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from gradeflow import benchmarks, params
-from gradeflow.attempt import Attempt, solve_task
+from gradeflow.attempt import Attempt
 from gradeflow.benchmarks import Competition, soundness
 from gradeflow.errors import DataError
-from gradeflow.llm import ScriptedClient
-from gradeflow.sandbox import Sandbox
+from support import attempts
 
 SHIPPED = Path(__file__).parents[2] / "params.yaml"
 CONCLUDE = "<Conclusion>done</Conclusion>"
@@ -29,7 +27,7 @@ Rows = list[dict[str, str]]
 
 @pytest.fixture
 def pumps(tmp_path: Path) -> Competition:
-    made = benchmarks.competition("mle", "builtin-pumps", tmp_path / "data")
+    made = benchmarks.load("mle").competition("builtin-pumps", tmp_path / "data")
     made.prepare()
     return made
 
@@ -62,15 +60,7 @@ def attempted(competition: Competition, codes: list[str], tmp_path: Path, isolat
             "sandbox.isolation": isolation,
         },
     )
-
-    async def run() -> Attempt:
-        sandbox = Sandbox(chosen.sandbox)
-        try:
-            return await solve_task(competition, ScriptedClient(replies), sandbox, chosen.solve)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(run())
+    return attempts.attempted(chosen, competition, replies)
 
 
 def telemetry(attempt: Attempt, name: str) -> Rows:

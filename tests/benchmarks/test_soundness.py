@@ -43,7 +43,7 @@ def test_a_sound_task_has_no_findings(make: Callable[[Path], Competition], tmp_p
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_built_in_tasks_are_sound_and_each_is_another(family: str, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
-    made = [benchmarks.competition(family, task, tmp_path) for task in benchmarks.load(family).tasks()]
+    made = [benchmarks.load(family).competition(task, tmp_path) for task in benchmarks.load(family).tasks()]
     for competition in made:
         competition.prepare()
         assert inspect(competition, tmp_path / "scratch") == []

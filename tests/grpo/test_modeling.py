@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 
 from gradeflow import params, tracking, train_grpo
-from gradeflow.attempt import solve_task
+from gradeflow.attempt import example_of
 from gradeflow.background import Background
 from gradeflow.benchmarks import Competition
 from gradeflow.benchmarks.catalogue import Benchmark
 from gradeflow.errors import ProviderError, SandboxError
 from gradeflow.grpo.episodes import Episodes
-from gradeflow.grpo.modeling import ModelingEnvironment, datasets, example_of
+from gradeflow.grpo.modeling import ModelingEnvironment, datasets
 from gradeflow.grpo.modeling import tasks as tasks_of
 from gradeflow.grpo.policy import Completion
-from gradeflow.llm import ScriptedClient
 from gradeflow.sandbox import Sandbox
 from gradeflow.types import Rollout
-from support import agents, solvers, tiny
+from support import agents, attempts, solvers, tiny
 from support.agents import CONCLUSION, experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch, TRL, MLflow
@@ -168,17 +167,10 @@ def test_runner_and_training_leave_the_same_files(tmp_path: Path, monkeypatch: p
     chosen = settings(tmp_path, **overrides)
     solve = chosen.solve.model_copy(update={"log_path": tmp_path / "runner"})
 
-    async def run() -> None:
-        sandbox = Sandbox(chosen.sandbox)
-        try:
-            await solve_task(competition, ScriptedClient(replies), sandbox, solve)
-        finally:
-            await sandbox.close()
-
-    with Benchmark(solve, chosen.sandbox, chosen.grade) as benchmark, Background() as background:
+    with Benchmark(solve, chosen.sandbox, chosen.grade) as benchmark:
         competition = benchmark.competition("builtin-blending")
         competition.prepare()
-        background.run(run())
+        attempts.attempted(chosen.model_copy(update={"solve": solve}), competition, replies)
     training, runner = tree(tmp_path / "training"), tree(tmp_path / "runner")
     assert training.keys() == runner.keys()
     lengths = re.compile(r'"(?:(?:prompt|completion|total)_tokens|parameters|payload|data_dir|log_path)": [^,}]+')

@@ -114,11 +114,3 @@ def load(name: str) -> Family:
     if canonical(name) not in known:
         raise SettingsError(f"solve.benchmark is {name!r}; expected one of {', '.join(known)}")
     return cast("Family", importlib.import_module(f"{__name__}.{canonical(name)}"))
-
-
-def competition(benchmark: str, task_id: str, data_dir: Path) -> Competition:
-    family = load(benchmark)
-    if task_id not in family.tasks():
-        known = ", ".join(family.tasks())
-        raise SettingsError(f"solve.task is {task_id!r}; {canonical(benchmark)} has {known}")
-    return family.competition(task_id, data_dir)

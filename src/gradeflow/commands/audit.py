@@ -27,16 +27,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def main(
-    params: Params, *, action: str, count: int, seed: int, benchmark: str, data_dir: str, task: Sequence[str]
-) -> None:
+def main(params: Params, *, action: str, count: int, seed: int, task: Sequence[str]) -> None:
     """Audit the judge, or tasks.
 
     Raises:
         AuditError: it must not be relied on; why is printed, and in the run.
     """
     if action == "tasks":
-        audit_tasks.main(params, benchmark=benchmark, data_dir=data_dir, task=task)
+        audit_tasks.main(params, task=task)
     elif action == "judge" and count > 0:
         judge(params, count, seed)
     else:

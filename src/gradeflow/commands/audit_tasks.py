@@ -23,18 +23,19 @@ SHOWN = 10
 """Findings of a check and family that are printed; the run has all."""
 
 
-def main(params: Params, *, benchmark: str, data_dir: str, task: Sequence[str]) -> None:
-    """Audit the tasks of one family, or of all.
+def main(params: Params, *, task: Sequence[str]) -> None:
+    """Audit the tasks of one family, or, where `solve.benchmark` is `all`, of all.
 
     Raises:
         AuditError: something is wrong with some; what, is printed, and in the run.
     """
-    families = FAMILIES if benchmark == ALL else (benchmarks.canonical(benchmark or params.solve.benchmark),)
+    named = params.solve.benchmark
+    families = FAMILIES if named == ALL else (benchmarks.canonical(named),)
     tracking.connect(params.tracking, Path())
     with tracking.start_run("audit_tasks", params.model_dump(mode="json")) as run:
         found: dict[str, dict[str, list[Finding]]] = {}
         for family in families:
-            found[family] = own = _audit(params, family, data_dir, task)
+            found[family] = own = _audit(params, family, task)
             run.log_metrics({f"audit/{family}/{name}": float(count) for name, count in _counts(own).items()})
             quarantine.update(params.solve.quarantine, family, own, _unusable(own))
         run.log_table("tasks.json", [row for family, own in found.items() for row in _rows(family, own)])
@@ -45,10 +46,9 @@ def main(params: Params, *, benchmark: str, data_dir: str, task: Sequence[str]) 
     _judge(params, found)
 
 
-def _audit(params: Params, family: str, data_dir: str, chosen: Sequence[str]) -> dict[str, list[Finding]]:
+def _audit(params: Params, family: str, chosen: Sequence[str]) -> dict[str, list[Finding]]:
     """What is wrong with each task; of most nothing."""
-    given = {"benchmark": family, "data_dir": data_dir or params.solve.data_dir, "quarantine": ""}
-    settings = params.solve.model_copy(update=given)
+    settings = params.solve.model_copy(update={"benchmark": family, "quarantine": ""})
     with Benchmark(settings, params.sandbox, params.grade) as benchmark:
         ids = benchmark.chosen(",".join(chosen), None)
         competitions: dict[str, Competition] = {}

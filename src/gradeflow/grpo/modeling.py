@@ -7,11 +7,12 @@ is used for. What the policy learns from are its own tokens; observations are pa
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gradeflow import digest, params, types
-from gradeflow.attempt import Attempt, limits, solve_task
+from gradeflow.attempt import Attempt, example_of, limits, solve_task
 from gradeflow.benchmarks import Competition, splits
 from gradeflow.benchmarks.catalogue import Benchmark
 from gradeflow.benchmarks.splits import Split
@@ -26,11 +27,6 @@ from gradeflow.sandbox import Sandbox
 from gradeflow.types import Example, Sample
 
 POLICY = "policy"
-
-
-def example_of(competition: Competition, benchmark: str) -> Example:
-    """The task as a question; its answer is nowhere but with the grader."""
-    return Example(competition.id, benchmark, "mixed", competition.description, "", {"competition": competition.id})
 
 
 def tasks(settings: params.Params, benchmark: Benchmark) -> tuple[list[Competition], Split]:
@@ -122,34 +118,23 @@ class ModelingEnvironment:
             try:
                 attempt = await solve_task(competition, PolicyClient(writer), self.sandbox, settings)
             except Fault as fault:
-                sample = _sample(example, writer, None, fault=fault.cause)
-                return Graded(sample, writer.events, 0.0, str(fault))
-            return Graded(_sample(example, writer, attempt), attempt.episode.events, 0.0, _why(attempt))
+                return Graded(_unscored(example, writer, fault), writer.events, 0.0, str(fault))
+            return Graded(_rewarded(attempt, example), attempt.episode.events, 0.0, _why(attempt))
 
     async def close(self) -> None:
         await self.sandbox.close()
 
 
-def _sample(example: Example, writer: Writer, attempt: Attempt | None, fault: str | None = None) -> Sample:
+def _rewarded(attempt: Attempt, example: Example) -> Sample:
     """The reward over the most that can be earned is the score: 1 is a submission that no other can beat."""
-    last = writer.events[-1].outputs["text"] if writer.events else ""
-    score = None
-    if attempt is not None:
-        episode = attempt.episode
-        score = reward(attempt.report, success=episode.success, experiments=episode.experiments) / MOST
-    return Sample(
-        example.id,
-        "",
-        example.source,
-        example.kind,
-        last,
-        None if attempt is None else _said(attempt),
-        score,
-        "" if attempt is None else attempt.competition.grader.name,
-        valid=attempt is not None and attempt.report.valid_submission,
-        failure=attempt.failure if attempt is not None else None,
-        fault=fault,
-    )
+    episode = attempt.episode
+    earned = reward(attempt.report, success=episode.success, experiments=episode.experiments)
+    return replace(attempt.sample(example), answer=_said(attempt), score=earned / MOST)
+
+
+def _unscored(example: Example, writer: Writer, fault: Fault) -> Sample:
+    wrote = writer.events[-1].outputs["text"] if writer.events else ""
+    return Sample(example.id, "", example.source, example.kind, wrote, None, None, "", valid=False, fault=fault.cause)
 
 
 def _said(attempt: Attempt) -> str | None:
