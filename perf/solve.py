@@ -3,7 +3,8 @@
     python perf/solve.py
 
 Replies come from a script. An experiment sleeps, writes the sample submission again, and that is graded; workspace,
-sandbox, grader, MLflow run and trace are real. `ideal` is the experiments' time alone, shared by so many at once.
+sandbox, grader, MLflow run and trace are real, in a store that is there already. `ideal` is the experiments' time
+alone, shared by so many at once.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gradeflow import params, solve
+from gradeflow import params, solve, tracking
 
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
 EXPERIMENT = """<Experiment>
@@ -43,6 +44,7 @@ def run(count: int, parallel: int, seconds: float) -> float:
         )
         for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
             del os.environ[name]
+        tracking.connect(settings.tracking, Path.cwd())
         started = time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()):
             solve.main(settings, scripted=str(replies))

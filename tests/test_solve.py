@@ -19,7 +19,7 @@ from gradeflow.benchmarks.engineering import Blend
 from gradeflow.errors import DataError, Fault, GraderError, ProviderError, SettingsError, TooManyFaults
 from gradeflow.params import Params
 from gradeflow.redact import REDACTED
-from support import attempts, solvers
+from support import attempts, competitions, solvers
 from support.chat_server import ChatServer
 from support.tracked import client
 
@@ -383,6 +383,21 @@ def test_a_fault_in_one_task_leaves_the_others_and_is_tried_again(tmp_path: Path
     log = tmp_path / "results" / "scientific_on_engineering" / "engineering_mismatches.log"
     (mismatch,) = log.read_text().splitlines()
     assert json.loads(mismatch)["problem"] == "builtin-blending"
+
+
+def test_a_task_that_cannot_be_read_leaves_the_others(
+    tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for task in ("plant-7", "plant-8"):
+        data = competitions.write(tmp_path, task=task)
+    broken = tmp_path / "benchmarks/engineeringbench/competitions/plant-7/config.yaml"
+    broken.write_text("grader: [")
+    with ChatServer(turns(CONCLUDE)) as server:
+        folder = {"solve.data_dir": str(data), "solve.task": "", "solve.seeds": "1"}
+        with pytest.raises(TooManyFaults, match=r"1 of 2 tasks have no score.*plant-7/config\.yaml"):
+            solve.main(several(tmp_path, server.url, **folder))
+    assert [line["competition_id"] for line in rows(tmp_path)] == ["plant-7", "plant-8"]
+    assert "plant-7: no score" in capsys.readouterr().out
 
 
 def test_an_interrupted_benchmark_has_what_was_finished_and_goes_on(tmp_path: Path, store: Path) -> None:

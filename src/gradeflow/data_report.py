@@ -1,6 +1,7 @@
 """What an agent is told of the files that it works on: the tree, the columns of tables, the form of the submission."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,16 @@ TABLES = {".csv": ",", ".tsv": "\t", ".parquet": ""}
 
 
 def report(folder: Path) -> str:
-    """The report in Markdown. Of a table of more rows the first `ROWS` are looked at, and it says so."""
+    """The report in Markdown. Of a table of more rows the first `ROWS` are looked at, and it says so.
+
+    It is made once of files that stay as they are: training asks for it in each episode.
+    """
+    files = ((path, path.stat()) for path in sorted(folder.rglob("*")))
+    return _report(folder, tuple((path, known.st_size, known.st_mtime_ns) for path, known in files))
+
+
+@lru_cache(maxsize=64)
+def _report(folder: Path, _state: tuple[tuple[Path, int, int], ...]) -> str:
     parts = [f"## Directory Structure (Current Working Directory)\n```text\n{tree(folder)}\n```"]
     tables = [file for file in sorted(folder.rglob("*")) if _is_described(file)]
     if tables:

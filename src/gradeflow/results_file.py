@@ -80,15 +80,11 @@ def row_of(attempt: Attempt) -> dict[str, Any]:
     report = attempt.report.to_dict()
     why = "" if attempt.report.valid_submission else INVALID if attempt.episode.success else NO_EXPERIMENT
     return {name: report.get(name) for name in COLUMNS} | {
-        "answers_path": _answers(attempt.competition),
+        "answers_path": answers_of(attempt.competition),
         "cost": attempt.episode.cost,
         "error_message": why,
     }
 
 
-def row_of_fault(competition: Competition, said: str) -> dict[str, Any]:
-    return {"competition_id": competition.id, "answers_path": _answers(competition), "error_message": said}
-
-
-def _answers(competition: Competition) -> str:
+def answers_of(competition: Competition) -> str:
     return str(competition.answers) if competition.answers else ""

@@ -27,12 +27,14 @@ from gradeflow.llm.named import named
 from gradeflow.outcomes import Outcome
 from gradeflow.params import Model, Params
 from gradeflow.redact import redact
-from gradeflow.results_file import ResultsFile, row_of, row_of_fault
+from gradeflow.results_file import ResultsFile, answers_of, row_of
 from gradeflow.sandbox import Sandbox
 
 SECTIONS = ("solve", "grade", "models", "sandbox")
 BENCHMARK = "gradeflow.solve.benchmark"
 MODEL = "gradeflow.solve.model"
+UNREADABLE = "data"
+"""Cause of a fault: files of a task are missing or not as expected."""
 HOPELESS = 10
 """Tasks in a row without a score, for faults, after which no further one is begun."""
 
@@ -68,17 +70,30 @@ def main(
         _require_server(settings.model, params.models[settings.model])
     with Benchmark(settings, params.sandbox, params.grade) as benchmark:
         ids = benchmark.chosen(settings.task, Path(dataset_file) if dataset_file else None)
-        found = [benchmark.competition(name) for name in ids]
+        found, unreadable = _read(benchmark, ids)
         jobs = [Job(competition, seed) for seed in range(settings.seeds) for competition in found]
         tracking.connect(params.tracking, Path.cwd())
-        several = len(jobs) > 1
+        several = len(jobs) + len(unreadable) > 1
         mark = fingerprint.of(params, SECTIONS, *ids, json.dumps(replies)) if several else None
         resume = tracking.find_unfinished("solve", mark) if mark else None
         tree = redact(params.model_dump(mode="json"))
         with tracking.start_run("solve", tree, resume=resume, fingerprint=mark) as run:
             run.set_tags({BENCHMARK: settings.benchmark})
             registry.record_prompts(run, [prompt.load(name) for name in agent.PROMPTS])
-            _Tasks(params, replies, run).solve(jobs)
+            _Tasks(params, replies, run, several=several).solve(jobs, unreadable)
+
+
+def _read(benchmark: Benchmark, ids: Sequence[str]) -> tuple[list[Competition], dict[str, Fault]]:
+    """The tasks, and why others cannot be read; one alone that cannot be is an error."""
+    found, unreadable = [], {}
+    for name in ids:
+        try:
+            found.append(benchmark.competition(name))
+        except DataError as error:
+            if len(ids) == 1:
+                raise
+            unreadable[name] = Fault(str(error), cause=UNREADABLE)
+    return found, unreadable
 
 
 def summary(attempt: Attempt) -> str:
@@ -95,7 +110,7 @@ def summary(attempt: Attempt) -> str:
 class _Tasks:
     """Solves jobs side by side, and writes down each as soon as it is done."""
 
-    def __init__(self, params: Params, replies: Replies | None, run: tracking.Run) -> None:
+    def __init__(self, params: Params, replies: Replies | None, run: tracking.Run, *, several: bool) -> None:
         self._params = params
         self._settings = params.solve
         self._replies = replies
@@ -104,7 +119,7 @@ class _Tasks:
         self._results = ResultsFile(params.solve)
         self._faults: list[Fault] = []
         self._in_a_row = 0
-        self._several = False
+        self._several = several
         self._preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -113,13 +128,14 @@ class _Tasks:
             TimeRemainingColumn(elapsed_when_finished=True),
         )
 
-    def solve(self, jobs: Sequence[Job]) -> None:
+    def solve(self, jobs: Sequence[Job], unreadable: Mapping[str, Fault]) -> None:
         """Solve what is not solved yet.
 
         Raises:
             Fault: a task has no score for a fault; the others are solved first.
         """
-        self._several = len(jobs) > 1
+        for name, fault in unreadable.items():
+            self._note(name, "", fault)
         done = outcomes.of_children(self._run.id) if self._several else []
         solved = {(one.task, one.seed) for one in done}
         left = [job for job in jobs if (job.competition.id, job.seed) not in solved]
@@ -130,7 +146,7 @@ class _Tasks:
         finally:
             if self._several:
                 self._report(done)
-        self._require_scores(len(jobs))
+        self._require_scores(len(jobs) + len(unreadable))
 
     async def _solve(self, jobs: Sequence[Job], done: list[Outcome], bar: Any) -> None:
         await readiness.check(limits(self._params), {})  # the model is asked at once anyway
@@ -162,8 +178,7 @@ class _Tasks:
     async def _attempt(self, job: Job, sandbox: Sandbox, client: ChatClient) -> Outcome | None:
         """Solve one task in a run of its own; None where a fault left it without a score."""
         try:
-            async with self._opened(job) as run:
-                run.set_tags({outcomes.TASK: job.competition.id, outcomes.SEED: str(job.seed), MODEL: client.model})
+            async with self._opened(job, client.model) as run:
                 async with self._preparing[job.competition.id]:  # other seeds of the task want the same files
                     await asyncio.to_thread(job.competition.prepare)
                 attempt = await solve_task(
@@ -176,27 +191,36 @@ class _Tasks:
                     secrets=self._secrets,
                 )
                 self._write(run, attempt)
-        except Fault as fault:
-            self._results.add(redact(row_of_fault(job.competition, str(fault)), self._secrets))
-            self._faults.append(fault)
+        except (Fault, DataError) as error:
+            fault = error if isinstance(error, Fault) else Fault(str(error), cause=UNREADABLE)
+            self._note(job.competition.id, answers_of(job.competition), fault)
             self._in_a_row += 1
             if not self._several:
                 raise
-            self._progress.console.print(f"{job.competition.id}: no score: {fault}", highlight=False, markup=False)
             return None
         self._in_a_row = 0
         self._results.add(row_of(attempt))
         self._progress.console.print(summary(attempt), highlight=False, markup=False, soft_wrap=True)
         return outcomes.of_attempt(attempt, job.seed)
 
+    def _note(self, task: str, answers: str, fault: Fault) -> None:
+        """A task that has no score for a fault."""
+        row = {"competition_id": task, "answers_path": answers, "error_message": str(fault)}
+        self._results.add(redact(row, self._secrets))
+        self._faults.append(fault)
+        if self._several:
+            self._progress.console.print(f"{task}: no score: {fault}", highlight=False, markup=False)
+
     @asynccontextmanager
-    async def _opened(self, job: Job) -> AsyncIterator[tracking.Run]:
+    async def _opened(self, job: Job, model: str) -> AsyncIterator[tracking.Run]:
         """The run of one task; of one alone it is the command's own. A store may be slow: it is asked in a thread."""
+        tags = {outcomes.TASK: job.competition.id, outcomes.SEED: str(job.seed), MODEL: model}
         if not self._several:
+            self._run.set_tags(tags)
             yield self._run
             return
-        tree = {"solve": self._settings.model_dump(mode="json") | {"task": job.competition.id, "seed": job.seed}}
-        manager = tracking.start_run("solve_task", redact(tree), name=job.competition.id, parent=self._run)
+        tree = {"solve": {"task": job.competition.id, "seed": job.seed, "model": model}}  # the rest is its parent's
+        manager = tracking.start_run("solve_task", redact(tree), name=job.competition.id, parent=self._run, tags=tags)
         run = await asyncio.to_thread(manager.__enter__)
         try:
             yield run

@@ -183,6 +183,15 @@ def test_a_grader_that_breaks_is_a_fault_and_the_next_submission_is_graded(
     assert grade(within(0.05)).score == 1.0
 
 
+def test_a_grader_that_takes_the_gold_submission_may_refuse_another_by_assert(grade: Grade) -> None:
+    checking = (
+        "def grade(submission, answers):\n    assert list(submission) == ['id', 'answer'], 'columns'\n    return 1.0\n"
+    )
+    assert grade(checking).score == 1.0
+    report = grade(checking, content=b"id,price\n0,1\n")
+    assert (report.score, report.submission_exists, report.valid_submission) == (None, True, False)
+
+
 def test_a_grader_that_cannot_be_imported_is_a_fault(grade: Grade) -> None:
     with pytest.raises(GraderError, match="SyntaxError"):
         grade("def grade(:\n")

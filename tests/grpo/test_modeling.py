@@ -147,13 +147,12 @@ CHANCE = re.compile(
 
 def tree(folder: Path) -> dict[str, str]:
     """All files below a folder, with what chance and the clock made of them blanked out."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {
-        CHANCE.sub("#", path.relative_to(folder).as_posix()): CHANCE.sub(
-            "#", path.read_text().replace(str(folder), "RUNS")
-        )
-        for path in files
-    }
+    found: dict[str, list[str]] = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            name = CHANCE.sub("#", path.relative_to(folder).as_posix())
+            found.setdefault(name, []).append(CHANCE.sub("#", path.read_text().replace(str(folder), "RUNS")))
+    return {name: "\n".join(sorted(texts)) for name, texts in found.items()}
 
 
 def test_runner_and_training_leave_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

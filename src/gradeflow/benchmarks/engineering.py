@@ -3,6 +3,7 @@
 The built-in tasks are blending problems in whole sacks. The answer is found by going through every blend.
 """
 
+import functools
 import itertools
 import random
 from collections.abc import Iterator
@@ -60,9 +61,10 @@ class Blend:
         return cls(ingredients, sacks=24, protein=rng.randint(180, 260), fibre=rng.randint(70, 100))
 
     def plans(self) -> Iterator[tuple[int, ...]]:
-        for plan in itertools.product(*(range(item.stock + 1) for item in self.ingredients)):
-            if sum(plan) == self.sacks:
-                yield plan
+        *others, last = self.ingredients
+        for plan in itertools.product(*(range(item.stock + 1) for item in others)):
+            if 0 <= (rest := self.sacks - sum(plan)) <= last.stock:
+                yield *plan, rest
 
     def allows(self, plan: tuple[int, ...]) -> bool:
         pairs = list(zip(plan, self.ingredients, strict=True))
@@ -106,6 +108,6 @@ def problem(blend: Blend, task_id: str) -> Problem:
         blend.question(),
         "cost",
         "the lowest cost",
-        blend.optimum,
+        functools.cache(blend.optimum),
         {"difficulty": "Easy"},
     )

@@ -85,7 +85,7 @@ class Folders:
         answers, sample = (self._data_file(dataset, name, swap, file) for name in ("answers", "sample_submission"))
         gold = self._data_file(dataset, "gold_submission", swap, file) if "gold_submission" in dataset else answers
         board = _leaderboard(folder / "leaderboard.csv")
-        grade = partial(self._third_party.grade, self._code(folder, _named(grader, "grade_fn", str, file)))
+        grade = partial(self._third_party.grade, self._code(folder, _named(grader, "grade_fn", str, file)), gold=gold)
         prepared = self.data / task_id / "prepared"
         return Competition(
             id=task_id,

@@ -27,6 +27,7 @@ PIECE_BYTES = 8 << 20
 SPLITS: tuple[Split, ...] = ("test", "validation", "train")
 """What a duplicate in two splits is kept for: held-out questions win over training rows."""
 TYPES = get_args(ProblemType)
+_PLACES: Mapping[str, int] = {name: place for names in (SPLITS, TYPES) for place, name in enumerate(names)}
 ENTRY = np.dtype(
     [
         ("high", np.uint64),
@@ -207,8 +208,15 @@ def _lent(piece: Piece, split: Split, line: bytes) -> Split:
 
 def _entry(piece: Piece, offset: int, line: bytes, split: Split, example: Example) -> tuple[int, ...]:
     digest = xxhash.xxh3_128_intdigest(_plain(example.problem))
-    place = offset, len(line), piece.raw.number
-    return digest >> 64, digest & 0xFFFFFFFFFFFFFFFF, *place, SPLITS.index(split), TYPES.index(example.problem_type)
+    return (
+        digest >> 64,
+        digest & 0xFFFFFFFFFFFFFFFF,
+        offset,
+        len(line),
+        piece.raw.number,
+        _PLACES[split],
+        _PLACES[example.problem_type],
+    )
 
 
 def _plain(text: str) -> bytes:

@@ -22,9 +22,9 @@ def shown(value: Any) -> str:
 
 def text(row: Mapping[str, Any], *keys: str) -> str:
     """The first of `keys` that the row has, as text that is not empty."""
-    for key in keys:
-        if _filled(value := row.get(key)):
-            return str(value)
+    for key in keys:  # written out, since all rows come through here
+        if isinstance(value := row.get(key), str) and (value.isascii() or _has_utf8(value)) and value.strip():
+            return value
     held = next((key for key in keys if row.get(key) is not None), None)
     if held is None:
         raise DataError(f"field {' or '.join(keys)}: missing; expected text")

@@ -1,7 +1,7 @@
 """Finding runs, and reading what they hold."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ from gradeflow.tracking.names import CHAIN, FINGERPRINT, PARENT, REUSED, STAGE
 
 if TYPE_CHECKING:
     import mlflow
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +194,14 @@ def _get(run_id: str) -> "mlflow.entities.Run":
         return store.client().get_run(run_id)
     except MlflowException as error:
         raise TrackingError(f"no run {run_id} in the tracking store: {store.one_line(error)}") from error
+
+
+@store.told()
+def find_measured(metrics: Sequence[str]) -> "pd.DataFrame":
+    """The runs of all experiments that have one of these metrics, as `mlflow.search_runs` gives them."""
+    import mlflow
+    import pandas as pd
+
+    asked = [f"metrics.`{name}` > -1e300" for name in metrics]
+    found = [mlflow.search_runs(search_all_experiments=True, filter_string=one, max_results=10_000) for one in asked]
+    return pd.concat(found).drop_duplicates("run_id") if found else pd.DataFrame()

@@ -9,6 +9,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +30,7 @@ from gradeflow.tracking.names import (
     metric_name,
 )
 from gradeflow.tracking.outbox import Outbox
-from gradeflow.tracking.sender import Sender
+from gradeflow.tracking.sender import TURN, Sender
 from gradeflow.types import Rollout
 
 if TYPE_CHECKING:
@@ -52,9 +53,20 @@ class Run:
         self._sender = Sender(self._outbox)
         self._sender.start()
 
+    @cached_property
+    def context(self) -> Mapping[str, str]:
+        """The tags that MLflow and git have for all runs of this process."""
+        from mlflow.tracking.context.registry import resolve_tags
+
+        found: Mapping[str, str] = resolve_tags(dict(self.git))
+        return found
+
     def log_metrics(self, values: Mapping[str, float], step: int = 0) -> None:
         points = {metric_name(name): float(value) for name, value in values.items()}
         self._outbox.add({"metrics": points, "step": step, "at": _now_ms()})
+
+    def log_params(self, values: Mapping[str, str]) -> None:
+        self._outbox.add({"params": dict(values)})
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self._outbox.add({"tags": {name: str(value) for name, value in tags.items()}})
@@ -144,16 +156,20 @@ def start_run(
     resume: str | None = None,
     fingerprint: str | None = None,
     parent: Run | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
     """Open the stage's run: the one named by `resume`, else the one that `mlflow run` opened, else its own.
 
-    With a `parent` it is a run of its own below that one and in its chain.
+    With a `parent` it is a run of its own below that one and in its chain. It has `tags` from the first.
 
     Settings become params (`train.learning_rate`), but only those that the run lacks: `mlflow run` has logged
     its own spelling, and MLflow refuses a second. An exception ends the run as FAILED, Ctrl-C as KILLED.
     """
     with store.told():
-        run = _open(stage, settings_tree, name, chain, resume, fingerprint, parent)
+        if parent is not None:
+            run = _open_below(parent, stage, settings_tree, name or stage, tags or {})
+        else:
+            run = _open(stage, settings_tree, name, chain, resume, fingerprint, tags or {})
         try:
             yield run
         except BaseException as error:
@@ -181,10 +197,8 @@ def _open(
     chain: str | None,
     resume: str | None,
     fingerprint: str | None,
-    parent: Run | None,
+    tags: Mapping[str, str],
 ) -> Run:
-    if parent is not None:
-        return _open_below(parent, stage, tree, name or stage)
     given = os.environ.pop("MLFLOW_RUN_ID", None)  # joined once: the process's further runs are their own
     client = store.client()
     run_id = resume or given or _create(stage, fingerprint)
@@ -196,21 +210,20 @@ def _open(
         client.delete_tag(run_id, ERROR)
     chain = os.environ.get("GRADEFLOW_CHAIN") or chain or found.data.tags.get(CHAIN) or run_id
     git = _git_tags()
-    _log_at_once(run_id, found.data.params, tree, {**_tags(stage, chain, fingerprint), **git})
+    _log_at_once(run_id, found.data.params, tree, {**_tags(stage, chain, fingerprint), **git, **tags})
     if given and given != run_id:
         client.set_tag(given, REUSED, run_id)
     return Run(run_id, str(found.info.experiment_id), chain, git)
 
 
-def _open_below(parent: Run, stage: str, tree: Mapping[str, Any], name: str) -> Run:
+def _open_below(parent: Run, stage: str, tree: Mapping[str, Any], name: str, tags: Mapping[str, str]) -> Run:
     """A new run, in few calls: there may be thousands."""
-    from mlflow.tracking.context.registry import resolve_tags
-
-    client = store.client()
-    tags = {**_tags(stage, parent.chain, None), **parent.git, PARENT: parent.id}
-    made = client.create_run(parent.experiment, tags=resolve_tags(tags), run_name=name)
-    _log_at_once(made.info.run_id, {}, tree, {})
-    return Run(str(made.info.run_id), parent.experiment, parent.chain, parent.git)
+    known = {**parent.context, **_tags(stage, parent.chain, None), PARENT: parent.id, **tags}
+    with TURN:
+        made = store.client().create_run(parent.experiment, tags=known, run_name=name)
+    run = Run(str(made.info.run_id), parent.experiment, parent.chain, parent.git)
+    run.log_params(dict(_flatten(tree, "")))
+    return run
 
 
 def note_reuse(stage: str, run_id: str, *, chain: str | None = None) -> None:

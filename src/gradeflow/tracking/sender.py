@@ -5,8 +5,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,17 @@ from gradeflow.redact import redact
 from gradeflow.tracking import store, traces
 from gradeflow.tracking.outbox import REFUSED, Busy, Entry, Outbox, Part
 
-BATCH = 1000
+POINTS, PAIRS = 800, 100
+"""Of one batch: the metric points, and the params or tags. MLflow takes 1000 things at once."""
 PACE_S = 5.0
 PAUSE_S = 15.0
 # What the store says of an entry that it will never take. BAD_REQUEST is also its word for a lost database.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"})
 _TABLES = "mlflow.loggedArtifacts"
-_turn = threading.Lock()
-"""Runs of one process send by turns: SQLite makes writers that meet wait longer than each of them writes."""
+Thing = tuple[str, Sequence[Any]]
+"""`metrics`, `params` or `tags`, and what MLflow makes one of."""
+TURN = threading.Lock()
+"""Runs of one process write by turns: SQLite makes writers that meet wait longer than each of them writes."""
 
 
 def send_what_waits(outboxes: Path) -> None:
@@ -64,7 +68,7 @@ class Sender:
         self._part: Part | None = None
         self._left: deque[Entry] = deque()
         self._moved = time.monotonic()
-        self._wake = threading.Event()
+        self._wake, self._news = threading.Event(), threading.Event()
         self._hurry = self._ending = False
         self._thread = threading.Thread(target=self._work, name=f"sender of run {self._run}", daemon=True)
 
@@ -80,7 +84,8 @@ class Sender:
             limit = self.soon_s if soon else self.away_s if self.trouble else self.slow_s
             if time.monotonic() - max(began, self._moved) > limit:
                 return False
-            time.sleep(0.002)
+            self._news.wait(0.25)
+            self._news.clear()
         self._hurry = False
         return True
 
@@ -94,12 +99,13 @@ class Sender:
         """Send all that waits. Whatever the store raises passes, and what it has not taken stays."""
         while part := self._part or self._take():
             while self._left:
-                with _turn:
+                with TURN:
                     self._send_or_refuse(self._left[0])
                 self._left.popleft()
                 self._moved = time.monotonic()
             part.remove()
             self._part = None
+            self._news.set()
 
     def _take(self) -> Part | None:
         if part := self.outbox.take():
@@ -121,6 +127,7 @@ class Sender:
                 self.send()
             except Exception as error:  # noqa: BLE001 - stores raise what they like; it is said, and tried again
                 self._failed(error)
+                self._news.set()
                 pause = min(2 * pause, PAUSE_S)
             else:
                 self._answered()
@@ -145,22 +152,18 @@ class Sender:
         except MlflowException as error:
             if error.error_code not in _REFUSALS:
                 raise
-            points = entry.get("points", ())
-            if (half := len(points) // 2) > 0:
-                self._send_or_refuse({"points": points[:half]})
-                self._send_or_refuse({"points": points[half:]})
+            batch = entry.get("batch", ())
+            if (half := len(batch) // 2) > 0:
+                self._send_or_refuse({"batch": batch[:half]})
+                self._send_or_refuse({"batch": batch[half:]})
             else:
                 self.refused.append(store.one_line(error))
                 self.outbox.refuse(entry, self.refused[-1])
 
     def _send(self, entry: Entry) -> None:
-        from mlflow.entities import Metric, RunTag
-
         match entry:
-            case {"points": points}:
-                self._client.log_batch(self._run, metrics=[Metric(*point) for point in points])
-            case {"tags": tags}:
-                self._client.log_batch(self._run, tags=[RunTag(name, value) for name, value in tags.items()])
+            case {"batch": batch}:
+                self._send_batch(batch)
             case {"dataset": dataset}:
                 self._send_dataset(dataset)
             case {"file": file, "folder": folder}:
@@ -173,6 +176,15 @@ class Sender:
                 raise ValueError(f"an entry that no one knows how to send: {sorted(entry)}")
         if "table" in entry:
             self._list_table(entry["table"])
+
+    def _send_batch(self, batch: Sequence[Thing]) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        of_kind: dict[str, list[Any]] = {"metrics": [], "params": [], "tags": []}
+        made = {"metrics": Metric, "params": Param, "tags": RunTag}
+        for kind, fields in batch:
+            of_kind[kind].append(made[kind](*fields))
+        self._client.log_batch(self._run, of_kind["metrics"], of_kind["params"], of_kind["tags"])
 
     def _send_dataset(self, dataset: Mapping[str, Any]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -193,17 +205,33 @@ class Sender:
 
 
 def in_batches(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """All metrics as few batches of points, then the rest in its order."""
-    points: list[tuple[str, float, int, int]] = []
+    """All metrics, params and tags in as few batches as the store takes, then the rest in its order."""
+    points: list[Thing] = []
+    params: dict[str, str] = {}
+    tags: dict[str, str] = {}
     rest: list[Entry] = []
     for entry in entries:
-        if "metrics" in entry:
-            points += [(name, value, entry["at"], entry["step"]) for name, value in entry["metrics"].items()]
-        else:
-            rest.append(entry)
-    for start in range(0, len(points), BATCH):
-        yield {"points": points[start : start + BATCH]}
+        match entry:
+            case {"metrics": metrics, "at": at, "step": step}:
+                points += [("metrics", (name, value, at, step)) for name, value in metrics.items()]
+            case {"params": more}:
+                params |= more
+            case {"tags": more}:
+                tags |= more
+            case _:
+                rest.append(entry)
+    kinds = (
+        _chunks(points, POINTS),
+        _chunks([("params", one) for one in params.items()], PAIRS),
+        _chunks([("tags", one) for one in tags.items()], PAIRS),
+    )
+    for batch in zip_longest(*kinds, fillvalue=()):
+        yield {"batch": [*chain(*batch)]}
     yield from rest
+
+
+def _chunks(things: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
+    return (things[start : start + size] for start in range(0, len(things), size))
 
 
 def _say(line: str) -> None:

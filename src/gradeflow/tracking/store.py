@@ -79,6 +79,8 @@ def one_line(error: BaseException) -> str:
 def _remedy(uri: str, said: str) -> str:
     if "disk is full" in said:
         return "Free some space, or set tracking.uri to a store elsewhere"
+    if uri.startswith("postgresql") and "No module named" in said:
+        return "Install its driver: pip install 'gradeflow[postgresql]'"
     if uri.startswith("http"):
         return "Start the server, or set tracking.uri (or MLFLOW_TRACKING_URI) to one that runs"
     return "Check tracking.uri and the MLFLOW_ variables of the environment"

@@ -27,6 +27,7 @@ from gradeflow.sandbox import Sandbox
 
 HERE = Path(__file__).parent
 LASTING_S = 1e7  # a grader's process waits for work as long as its owner lives
+ASSERTED = "AssertionError"
 GRACE_S = 30  # of a process that has to be started first, and of a reply on its way
 
 PROGRAM = """
@@ -80,6 +81,7 @@ class ThirdParty:
         self._jobs = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="gradeflow-grading-"))) / "jobs"
         self._jobs.mkdir(mode=0o755)
         self._numbers = itertools.count()
+        self._sound: dict[Code, bool] = {}
         self._idle: dict[tuple[Path, tuple[str, ...]], list[_Process]] = {}
         self._background = self._open.enter_context(Background())
         self._sandbox = Sandbox(self._settings)
@@ -92,8 +94,10 @@ class ThirdParty:
     ) -> None:
         self._open.__exit__(kind, error, trace)
 
-    def grade(self, code: Code, submission: Path, answers: Path | None) -> float:
+    def grade(self, code: Code, submission: Path, answers: Path | None, *, gold: Path | None = None) -> float:
         """The grader's score of a submission.
+
+        Many graders check submissions by `assert`. One that takes the gold submission is right to refuse another so.
 
         Raises:
             InvalidSubmissionError: the grader says so, or the file is none of its kind.
@@ -115,8 +119,18 @@ class ThirdParty:
             case {"timed_out": True}:
                 message = f"{code.task}: its grader took more than {self._limits.wall_s:g} s; grade.wall_s is the limit"
                 raise GraderError(message, cause="grader_timed_out")
-        reason = said.get("crashed", "it answered nothing of use")
+        reason = str(said.get("crashed", "it answered nothing of use"))
+        if reason.startswith(ASSERTED) and gold and gold != submission and self._takes(code, gold, answers):
+            raise InvalidSubmissionError(reason)
         raise GraderError(f"{code.task}: its grader crashed: {reason}", cause="grader_crashed")
+
+    def _takes(self, code: Code, gold: Path, answers: Path | None) -> bool:
+        if code not in self._sound:
+            try:
+                self._sound[code] = gold.is_file() and math.isfinite(self.grade(code, gold, answers))
+            except (GraderError, InvalidSubmissionError):
+                self._sound[code] = False
+        return self._sound[code]
 
     def prepare(self, code: Code, raw: Path, public: Path, private: Path, answers: Path) -> None:
         """Have a preparer make public and private files from raw ones, which it cannot change.
