@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch, TRL and lm-eval warn in many ways, none of them ours
 ]
 SMALL = {**tiny.TWO_STEPS, "train__val_samples": 12, "train__trace_rollouts": 2, "promote__alpha": 0.9}
+SMALL["promote__clean_data"] = False  # the tiny project has no report on its data
 FIRST = {"train__learning_rate": 3e-3, "promote__minimum_n": 1}
 SECOND = {"train__learning_rate": 1e-3, "promote__minimum_n": 1000}
 STAGES = {"chain", "train_grpo", "evaluate", "promote"}

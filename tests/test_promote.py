@@ -1,96 +1,29 @@
 import json
-from dataclasses import replace
+import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from gradeflow import adapter, lineage, params, promote, registry, tracking
-from gradeflow.adapter import BaseIdentity
-from gradeflow.errors import AdapterError, PromotionError
+from gradeflow import adapter, champions, lineage, params, promote, registry, tracking
+from gradeflow.commands import history, rollback
+from gradeflow.errors import AdapterError, PromotionError, SettingsError
 from gradeflow.params import Params
-from gradeflow.types import Sample
+from gradeflow.promotion import verification
+from support.evaluated import BASE, SCORER, SHIPPED, World
+from support.tracked import client
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
     pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType"),
 ]
-PARAMS = params.load(Path(__file__).parents[1] / "params.yaml")
-BASE = BaseIdentity("gradeflow-base-0123456789ab", "", "0123456789ab" + "0" * 52)
-LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
-SCORER = "gradeflow-scorer/1+test"
 
 
 @pytest.fixture
 def settings(store: Path, request: pytest.FixtureRequest) -> Params:
     """Settings with a registered model and an experiment of the test's own."""
-    name = request.node.name[:60].replace("[", "-").replace("]", "")
-    return PARAMS.model_copy(
-        update={
-            "tracking": params.Tracking(uri="", experiment=name),
-            "promote": PARAMS.promote.model_copy(update={"model": name}),
-        }
-    )
-
-
-def make_adapter(folder: Path, seed: int, scale: float = 1.0) -> str:
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(seed)
-    tensors = {
-        f"{LAYER}.lora_{half}.weight": (random.normal(size=shape) * scale).astype(np.float32)
-        for half, shape in (("A", (4, 8)), ("B", (8, 4)))
-    }
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
-    (folder / adapter.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": BASE.name}))
-    return adapter.digest(folder)
-
-
-def samples(right: int, n: int = 100) -> list[Sample]:
-    kinds: list[Any] = ["math", "text", "choice", "code"]
-    return [
-        Sample(f"e{i}", f"d{i}", "s", kinds[i % 4], "code", "1", float(i < right), "number", True) for i in range(n)
-    ]
-
-
-class World:
-    """Training and evaluation runs as their stages leave them."""
-
-    def __init__(self, settings: Params, folder: Path) -> None:
-        self.settings = settings
-        self.folder = folder
-        tracking.connect(settings.tracking, Path())
-
-    def evaluation(self, base: int, *adapters: tuple[int, int], scorer: str = SCORER, **changes: Any) -> str:
-        """An evaluation run; each adapter is (seed, right answers)."""
-        with tracking.start_run("train_grpo", {}) as training:
-            training.log_dataset("train_mixed", Path("data/mixed/train_mixed.jsonl"), "a" * 32, "training", 1)
-        with tracking.start_run("evaluate", {}) as run:
-            entries = {}
-            self._log_samples(run, "base", samples(base))
-            for seed, right in adapters:
-                folder = self.folder / f"{run.id}-{seed}"
-                digest = make_adapter(folder, seed, **changes)
-                short = digest[:12]
-                run.log_artifacts(folder, f"adapters/{short}")
-                self._log_samples(run, short, samples(right))
-                entries[short] = {"digest": digest, "path": f"adapters/{short}", "training_run": training.id}
-            identity = {"name": BASE.name, "revision": "", "digest": BASE.digest}
-            results = {"base": identity, "adapters": entries} | ({"scorer": scorer} if scorer else {})
-            run.log_text(json.dumps(results), "results.json")
-        return run.id
-
-    def _log_samples(self, run: tracking.Run, name: str, found: list[Sample]) -> None:
-        run.log_text("".join(json.dumps(one.to_row()) + "\n" for one in found), f"samples/{name}.jsonl")
-
-    def alias(self, alias: str) -> int | None:
-        version = registry.get_alias(self.settings.promote.model, alias)
-        return version.version if version else None
-
-    def aliases(self) -> dict[str, int | None]:
-        return {name: self.alias(name) for name in ("candidate", "challenger", "champion", "previous")}
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", request.node.name)
+    return params.load(SHIPPED, {"tracking.experiment": name, "promote.model": name})
 
 
 @pytest.fixture
@@ -221,7 +154,7 @@ def test_a_champion_scored_by_another_scorer_is_not_compared(world: World, setti
     world.evaluation(30, (1, 80))
     promote.main(settings)
     world.evaluation(30, (2, 99), scorer="gradeflow-scorer/2+test")
-    with pytest.raises(PromotionError, match="scored differently"):
+    with pytest.raises(PromotionError, match="not measured alike: scorer is"):
         promote.main(settings)
     assert world.aliases()["champion"] == 1
 
@@ -269,8 +202,15 @@ def test_an_interrupted_promotion_leaves_the_champion_and_is_completed_by_the_ne
         with pytest.raises(KeyboardInterrupt):
             promote.main(settings)
     assert world.aliases()["champion"] == 1
+    interrupted = tracking.newest_run("promote")
+    assert interrupted
+    assert tracking.read_facts(interrupted).status == "KILLED"
     promote.main(settings)
     assert world.aliases() == {"candidate": 2, "challenger": None, "champion": 2, "previous": 1}
+    assert tracking.read_facts(interrupted).status == "FINISHED"
+    assert [move.version for move in champions.history(settings.promote.model)] == [1, 2]
+    described = registry.get_alias(settings.promote.model, "champion")
+    assert described
 
 
 def _die_at_champion(real: Any) -> Any:
@@ -282,6 +222,194 @@ def _die_at_champion(real: Any) -> Any:
     return set_alias
 
 
-def test_unscored_samples_do_not_lower_the_mean_that_chooses_the_challenger() -> None:
-    unscored = replace(samples(1, 2)[1], score=None, fault="judge_down")
-    assert promote.Evaluated("d", "p", "t", 0, (*samples(1, 1), unscored)).mean == 1.0
+@pytest.mark.parametrize(
+    ("clean", "why"), [(None, "says nothing of what was removed"), (False, "mix.decontaminate was off")]
+)
+def test_an_adapter_of_unclean_data_is_not_promoted_unless_the_policy_says_so(
+    world: World, settings: Params, capsys: pytest.CaptureFixture[str], clean: bool | None, why: str
+) -> None:
+    world.evaluation(30, (1, 80), clean=clean)
+    promote.main(settings)
+    assert why in capsys.readouterr().out.replace("\n", " ")
+    assert world.aliases()["champion"] is None
+    lax = settings.promote.model_copy(update={"clean_data": False})
+    promote.main(settings.model_copy(update={"promote": lax}))
+    assert world.aliases()["champion"] == 1
+
+
+def test_a_champion_that_was_asked_otherwise_is_not_compared(world: World, settings: Params) -> None:
+    world.evaluation(30, (1, 80), asked={"limit": 100})
+    promote.main(settings)
+    world.evaluation(30, (2, 99), asked={"limit": 50})
+    with pytest.raises(PromotionError, match=r"not measured alike: evaluate\.limit is 50 for the challenger and 100"):
+        promote.main(settings)
+
+
+def test_an_adapter_from_a_folder_can_be_forced_and_its_chain_says_so(
+    world: World, settings: Params, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.evaluation(30, (1, 80), trained_here=False)
+    promote.main(settings)
+    assert "it came from a folder" in " ".join(capsys.readouterr().out.split())
+    assert world.aliases()["champion"] is None
+    promote.main(settings, force=True, reason="a gift")
+    links = list(verification.links(f"models:/{settings.promote.model}@champion", settings))
+    assert ("training run", None) in [(link.name, link.holds) for link in links]
+    assert not [link for link in links if link.holds is False]
+
+
+def test_a_forced_promotion_leaves_its_mark(world: World, settings: Params, capsys: pytest.CaptureFixture[str]) -> None:
+    world.evaluation(30, (1, 20))
+    with pytest.raises(SettingsError, match="--reason"):
+        promote.main(settings, force=True)
+    promote.main(settings, force=True, reason="the base must go")
+    assert "Promoted by force, because: the base must go. Else not promoted over the base" in capsys.readouterr().out
+    (move,) = champions.history(settings.promote.model)
+    assert (move.kind, move.version) == ("forced", 1)
+    assert "the base must go" in move.why
+    assert tracking.read_tags(move.run_id)[promote.FORCED] == "the base must go"
+    assert world.aliases()["champion"] == 1
+
+
+def test_the_best_of_many_has_to_be_better_than_one_alone(
+    world: World, settings: Params, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = settings.promote.model_copy(update={"minimum_effect": 0.0})
+    settings = settings.model_copy(update={"promote": policy})
+    world.evaluation(30, (1, 35))
+    promote.main(settings, dry_run=True)
+    assert "would have been: Promoted" in capsys.readouterr().out
+    world.evaluation(30, (1, 35), (2, 34))
+    promote.main(settings, dry_run=True)
+    said = capsys.readouterr().out
+    assert "best of 2" in said
+    assert "would have been: Not promoted over the base: the difference may be chance: p = 0.062" in said
+
+
+def test_a_rollback_puts_the_champion_before_back(
+    world: World, settings: Params, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = settings.promote.model
+    with pytest.raises(PromotionError, match="has no champion"):
+        rollback.main(settings)
+    world.evaluation(30, (1, 60))
+    promote.main(settings)
+    with pytest.raises(PromotionError, match="there is none before it"):
+        rollback.main(settings)
+    world.evaluation(30, (2, 90))
+    promote.main(settings)
+    rollback.main(settings, reason="answers in French")
+    assert world.aliases() == {"candidate": 2, "challenger": None, "champion": 1, "previous": 2}
+    rollback.main(settings, to=2)
+    assert [(move.version, move.kind) for move in champions.history(name)] == [
+        (1, "promotion"),
+        (2, "promotion"),
+        (1, "rollback"),
+        (2, "rollback"),
+    ]
+    capsys.readouterr()
+    history.main(settings)
+    said = capsys.readouterr().out
+    assert "answers in" in said
+    assert said.count(" rollback ") == 2
+    with pytest.raises(PromotionError, match="no version 9"):
+        rollback.main(settings, to=9)
+    with pytest.raises(PromotionError, match="is the champion already"):
+        rollback.main(settings, to=2)
+
+
+def promote_all(world: World, settings: Params, *adapters: tuple[int, int]) -> None:
+    """Evaluate each (seed, right answers) beside a base of 30, and let promotion decide on it."""
+    for one in adapters:
+        world.evaluation(30, one)
+        promote.main(settings)
+
+
+def test_an_alias_that_was_set_by_hand_is_entered_into_the_history(world: World, settings: Params) -> None:
+    name = settings.promote.model
+    promote_all(world, settings, (1, 60), (2, 55))
+    second = registry.get_version(name, 2)
+    assert second
+    registry.set_alias(second, "champion")
+    world.evaluation(30, (3, 90))
+    promote.main(settings)
+    kinds = [(move.version, move.kind) for move in champions.history(name)]
+    assert kinds == [(1, "promotion"), (2, "by hand"), (3, "promotion")]
+    assert world.aliases()["previous"] == 2
+
+
+def test_an_alias_of_a_former_champion_is_set_back_to_what_the_log_says(world: World, settings: Params) -> None:
+    name = settings.promote.model
+    promote_all(world, settings, (1, 60), (2, 90))
+    first = registry.get_version(name, 1)
+    assert first
+    registry.set_alias(first, "champion")  # as a process would that is killed while it completes the first move
+    champion, number = champions.current(name)
+    assert champion
+    assert (champion.version, number) == (2, 2)
+    assert [move.kind for move in champions.history(name)] == ["promotion", "promotion"]
+
+
+def test_a_champion_that_was_deleted_is_said_and_another_can_be_put_there(world: World, settings: Params) -> None:
+    name = settings.promote.model
+    promote_all(world, settings, (1, 60), (2, 90))
+    client().delete_model_version(name, "2")
+    world.evaluation(30, (3, 95))
+    with pytest.raises(PromotionError, match=r"version 2 is champion by the history, .* deleted"):
+        promote.main(settings)
+    rollback.main(settings, to=1)
+    promote.main(settings)
+    assert [move.version for move in champions.history(name)] == [1, 2, 1, 3]
+
+
+def test_going_back_twice_goes_back_two_champions(world: World, settings: Params) -> None:
+    promote_all(world, settings, (1, 50), (2, 70), (3, 90))
+    rollback.main(settings, reason="not [/good] enough")
+    rollback.main(settings)
+    assert [move.version for move in champions.history(settings.promote.model)] == [1, 2, 3, 2, 1]
+    with pytest.raises(PromotionError, match="there is none before it"):
+        rollback.main(settings)
+    history.main(settings)
+
+
+def test_a_former_champion_that_is_refused_later_rests_on_what_it_did(world: World, settings: Params) -> None:
+    name = settings.promote.model
+    promote_all(world, settings, (1, 60), (2, 90), (1, 60))
+    assert world.aliases()["challenger"] == 1
+    links = list(verification.links(f"models:/{name}/1", settings))
+    assert not [link for link in links if link.holds is False]
+
+
+def test_a_description_keeps_to_what_stores_take(world: World, settings: Params) -> None:
+    world.evaluation(30, (1, 60))
+    promote.main(settings)
+    version = registry.get_alias(settings.promote.model, "champion")
+    assert version
+    for number in range(60):
+        registry.describe(version, f"line {number} " + "x" * 100)
+    said = client().get_model_version(version.name, "1").description
+    assert len(said) <= registry.LONGEST
+    assert "line 59 " in said
+    assert "line 0 " not in said
+
+
+def test_of_two_promotions_at_once_one_wins_and_the_other_is_judged_against_it(
+    world: World, settings: Params, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another promotion comes between the decision and the move."""
+    first = world.evaluation(30, (1, 60))
+    second = world.evaluation(30, (2, 90))
+    real, others = champions.move, [second]
+
+    def overtaken(*arguments: Any, **named: Any) -> champions.Move:
+        if others:
+            promote.main(settings, evaluation=others.pop())
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(champions, "move", overtaken)
+    promote.main(settings, evaluation=first)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "another champion came first. Judging against it." in said
+    assert "Not promoted over the champion: a difference of -30.0%" in said
+    assert world.aliases()["champion"] == 2
+    assert [move.version for move in champions.history(settings.promote.model)] == [2]

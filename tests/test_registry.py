@@ -45,7 +45,7 @@ def test_a_version_holds_the_adapters_files_and_its_tags(run_id: str, tmp_path: 
     )
     found = registry.fetch(version, tmp_path / "cache")
     assert (found / "adapter_model.safetensors").read_text() == "weights"
-    assert names(found) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert names(found) == ["MLmodel", "adapter_config.json", "adapter_model.safetensors", "requirements.txt"]
 
 
 def test_the_training_run_names_the_adapter_as_its_output(run_id: str, tmp_path: Path) -> None:
@@ -56,13 +56,27 @@ def test_the_training_run_names_the_adapter_as_its_output(run_id: str, tmp_path:
     assert [(output.model_id, output.step) for output in outputs] == [(version.model_id, 7)]
 
 
-def test_the_same_adapter_is_registered_once_and_takes_later_tags(run_id: str, tmp_path: Path) -> None:
+def test_the_same_adapter_is_registered_once_and_keeps_its_tags(run_id: str, tmp_path: Path) -> None:
     first = register(files(tmp_path / "a"), run_id, "once", origin="one")
-    again = register(tmp_path / "a", run_id, "once", origin="two")
+    again = register(tmp_path / "a", run_id, "once", origin="two", more="three")
     other = register(files(tmp_path / "b", "other"), run_id, "once", digest="e" * 64)
     assert (first.version, again.version, other.version) == (1, 1, 2)
-    assert again.tags["origin"] == "two"
+    assert (again.tags["origin"], again.tags["more"]) == ("one", "three")
     assert again.model_id == first.model_id
+
+
+def test_an_upload_that_was_cut_off_is_made_again(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(mlflow.MlflowClient, "log_model_artifacts", die)
+        with pytest.raises(KeyboardInterrupt):
+            register(files(tmp_path / "a"), run_id, "cut")
+    version = register(tmp_path / "a", run_id, "cut")
+    assert not registry.changed_files(version, registry.download(version, tmp_path / "got"))
 
 
 def test_an_alias_moves_and_is_found_by_every_spelling(run_id: str, tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+import contextlib
+import json
 import os
 import shutil
 import signal
@@ -6,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +19,7 @@ import httpx
 import openai
 import pytest
 
-from gradeflow import adapter, params, serve
+from gradeflow import adapter, params, registry, serve, tracking
 from gradeflow.errors import AdapterError, SettingsError, SetupError
 from gradeflow.params import Params
 from gradeflow.registry import Version
@@ -530,3 +533,100 @@ def test_the_stage_serves_what_is_registered_until_it_is_told_to_stop(made: Path
     found = tracking.find_stage("serve")
     assert found
     assert tracking.read_tags(found)[registry.ADAPTER_DIGEST] == digest
+
+
+LOADED = """
+import json, mlflow
+model = mlflow.pyfunc.load_model("models:/chat@champion")
+print(json.dumps(model.predict({"messages": %s, "temperature": 0, "max_tokens": 8})))
+"""
+
+
+@pytest.fixture
+def registered(
+    made: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> tuple[Path, dict[str, str]]:
+    """A project whose registry has the adapter, moved after that; and the environment of those who use plain MLflow."""
+    before, project = tmp_path / "before", tmp_path / "project"
+    before.mkdir()
+    shutil.copy(ROOT / "params.yaml", before)
+    (before / "models").symlink_to(made / "models")
+    monkeypatch.chdir(before)
+    tracking.connect(params.Tracking(uri=f"sqlite:///{before / 'mlflow.db'}", experiment="chat"), before)
+    with tracking.start_run("train_grpo", {}) as run:
+        pass
+    digest = adapter.digest(made / "adapter")
+    version = registry.register(made / "adapter", "chat", digest=digest, run_id=run.id, step=1, tags={})
+    registry.set_alias(version, "champion")
+    before.rename(project)
+    monkeypatch.chdir(project)
+    uri = f"sqlite:///{project / 'mlflow.db'}"
+    tracking.connect(params.Tracking(uri=uri, experiment="chat"), project)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    return project, kept | {"MLFLOW_TRACKING_URI": uri, "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+def ask_at_zero(server: Server) -> str:
+    with openai.OpenAI(base_url=server.url, api_key="none") as client:
+        reply = client.chat.completions.create(model=server.model, messages=QUESTION, temperature=0, max_tokens=8)
+    return str(reply.choices[0].message.content)
+
+
+def test_mlflow_loads_a_registered_adapter_and_it_answers_as_the_server_does(
+    registered: tuple[Path, dict[str, str]], server: Server, made: Path
+) -> None:
+    project, environment = registered
+    code = LOADED % json.dumps(QUESTION)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    reply = json.loads(done.stdout.splitlines()[-1])
+    assert reply["choices"][0]["message"]["content"] == ask_at_zero(server)
+    assert reply["system_fingerprint"] == adapter.digest(made / "adapter")[:12]
+
+
+def test_requests_to_the_python_function_are_checked_and_may_be_many(made: Path, server: Server) -> None:
+    from gradeflow.server import chat, http, pyfunc
+
+    ours = served(made)
+    card = http.Card(ours.names, ours.digest, ours.base_name)
+    model = pyfunc.ChatModel(chat.load(ours.base, "", ours.adapter), card, 8)
+    row = {"messages": QUESTION, "temperature": 0}
+    assert [reply["choices"][0]["message"]["content"] for reply in model.predict([row, row])] == [
+        ask_at_zero(server)
+    ] * 2
+    assert model.predict(row, {"max_tokens": 1})["usage"]["completion_tokens"] == 1
+    for wrong in ({"messages": []}, {"messages": QUESTION, "max_tokens": 9}, {"messages": QUESTION, "stream": True}):
+        with pytest.raises(ValueError, match=r"messages|max_tokens|streamed"):
+            model.predict(wrong)
+
+
+@pytest.mark.slow
+def test_mlflow_serves_a_registered_adapter(registered: tuple[Path, dict[str, str]], server: Server) -> None:
+    project, environment = registered
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["models", "serve", "-m", "models:/chat@champion", "--env-manager", "local", "-p", str(port), "-w", "1"]
+    program = Path(sys.executable).with_name("mlflow")
+    active = environment | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    with (project / "serve.log").open("wb") as log:
+        process = subprocess.Popen(
+            [program, *command], cwd=project, env=active, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            assert process.poll() is None, (project / "serve.log").read_text()
+            assert time.monotonic() < deadline
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"http://127.0.0.1:{port}/ping", trust_env=False).is_success:
+                    break
+            time.sleep(0.5)
+        asked = {"messages": QUESTION, "temperature": 0, "max_tokens": 8}
+        reply = httpx.post(f"http://127.0.0.1:{port}/invocations", json=asked, trust_env=False, timeout=60)
+        assert reply.is_success, reply.text
+        assert reply.json()["choices"][0]["message"]["content"] == ask_at_zero(server)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)

@@ -162,7 +162,80 @@ results.json, lm-eval's own files and samples, and a table of the questions that
         (
             Input("evaluation", "evaluation run; empty: the newest", ""),
             Input("dry_run", "say what would be decided, change nothing", default=False, kind="flag"),
+            Input("force", "make it champion whatever the gate says; needs --reason", default=False, kind="flag"),
+            Input("reason", "why it is forced; it stays with the champion", ""),
         ),
+        more="""\
+  gradeflow promote --dry-run
+  gradeflow promote --evaluation RUN --promote.targets [workflow,gsm8k] --promote.guards '{humaneval: 0.02}'
+  gradeflow promote --force --reason "the old champion leaks its prompt"
+
+The challenger is the best adapter of the evaluation; the rival the champion, or the base where there is none. On one
+of the targets it must gain: at least promote.minimum_effect, by a one-sided paired test over the same questions
+(McNemar's exact one for right and wrong, else a paired bootstrap), corrected for all targets and adapters that could
+have been chosen instead. On the other targets and the guards a loss of the margin must be ruled out, which takes
+questions: the table says how many there are. Both must have been measured alike, the adapter be alive and of the same
+base, and its training data free of held-out questions.
+
+What is decided is a run with all figures, a plot, and the answers that flipped. `gradeflow history` lists champions,
+`gradeflow rollback` puts the one before back.""",
+    ),
+    "rollback": Command(
+        "commands.rollback",
+        "the champion before, or another version, to champion",
+        ("promote", "tracking"),
+        (
+            Input("to", "version that becomes champion; 0: the champion before", 0, kind="int"),
+            Input("reason", "why; it stays in the history", ""),
+        ),
+        more="""\
+  gradeflow rollback --reason "answers in French"
+  gradeflow rollback --to 3
+
+A rollback is a move like a promotion: a run, and a line in `gradeflow history`. The next challenger is compared with
+the version that is put back.""",
+    ),
+    "verify": Command(
+        "commands.verify",
+        "whether what a registered adapter rests on still holds, link by link",
+        ("promote", "tracking"),
+        (Input("model", "models:/NAME@ALIAS or models:/NAME/3; empty: the champion", "", positional=True),),
+        more="""\
+  gradeflow verify
+  gradeflow verify models:/gradeflow-policy@champion
+
+The chain: alias, history, version, adapter files, base, training run, git commit, the mixed data that dvc.lock named,
+evaluation with scorer and judge, the samples, the gate's own decision, made again. Every digest is computed anew. It
+needs no network, and works in a copy of the project.
+
+  ok   it holds
+  BAD  it does not. The exit status is then 1
+  -    there is nothing here to look at""",
+    ),
+    "leaderboard": Command(
+        "commands.leaderboard",
+        "registered versions and runs, ranked by a metric, with its interval",
+        ("promote", "tracking"),
+        (
+            Input(
+                "metric", "such as workflow/accuracy, gsm8k/exact_match or solve/any_medal_rate", "workflow/accuracy"
+            ),
+            Input("lower", "whether less is better", default=False, kind="flag"),
+            Input("count", "rows to print", 20, kind="int"),
+        ),
+        more="""\
+  gradeflow leaderboard
+  gradeflow leaderboard --metric gsm8k/exact_match
+  gradeflow leaderboard --metric train/kl_div --lower
+
+From Python, gradeflow.commands.leaderboard.frame gives a pandas frame. The interval is of 95 %: that of the metric
+itself where it was logged with bounds or a standard error. For which of two is better, ask `gradeflow promote`, which
+compares them question by question.""",
+    ),
+    "history": Command(
+        "commands.history",
+        "the champions, with dates, digests and why",
+        ("promote", "tracking"),
     ),
     "serve": Command("serve", "a registered adapter behind an OpenAI-compatible API", ("serve", "base")),
     "solve": Command(

@@ -376,7 +376,10 @@ def workflow_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     said = summary(samples)
     found = {f"accuracy_{kind}": value for kind, value in said["by_kind"].items()}
     found |= {"valid_share": said["valid_share"], "unscored": float(said["unscored"])}
-    return found if said["accuracy"] is None else found | {"accuracy": said["accuracy"]}
+    if said["accuracy"] is None:
+        return found
+    low, high = said["interval"]
+    return found | {"accuracy": said["accuracy"], "accuracy_low": low, "accuracy_high": high}
 
 
 def show(measured: Measured) -> None:

@@ -11,7 +11,6 @@ from gradeflow.errors import PromotionError
 BASE = "gradeflow.base"
 TRAINING_RUN = "gradeflow.run.training"
 EVALUATION_RUN = "gradeflow.run.evaluation"
-PROMOTION_RUN = "gradeflow.run.promotion"
 DATA = "gradeflow.data."
 DVC = "gradeflow.dvc."
 SCORER = "gradeflow.scorer.version"

@@ -47,6 +47,22 @@ def locate(settings: params.Base, name: str = "") -> str:
     return settings.model
 
 
+def of_adapter(settings: params.Base, name: str, revision: str) -> tuple[str, str]:
+    """Where the base that an adapter names is loaded from, and at which commit.
+
+    Raises:
+        SetupError: the settings do not say where.
+    """
+    if name.startswith(EMBEDDED):
+        return locate(settings, name), ""
+    ours = identify(settings)
+    if (ours.name, ours.revision) == (name, revision):
+        return locate(settings), settings.revision
+    if "/" not in name or not revision:
+        raise SetupError(f"base {name}: neither base.model nor a hub model at a commit. Set base.model to its folder")
+    return name, revision
+
+
 def base_folder(settings: params.Base) -> Path:
     """The folder with the base's files; a hub model is taken from the hub's cache, or fetched into it."""
     where = locate(settings)

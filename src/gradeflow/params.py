@@ -311,10 +311,15 @@ class Evaluate(Section):
 
 class Promote(Section):
     model: str = setting("name in the registry", pattern=r"^[A-Za-z0-9._-]+$")
+    targets: list[str] = setting("tasks on one of which a challenger must gain", min_length=1)
+    guards: dict[str, Share] = setting("further tasks, and how much of the score a challenger may lose there")
+    margin: Share = setting("how much a challenger may lose on a target while it gains on another")
     alpha: float = setting("significance level of the one-sided paired test", gt=0, lt=1)
+    power: float = setting("probability of showing the gain that is called detectable", gt=0, lt=1)
     minimum_effect: Share = setting("smallest gain in mean score that counts")
-    minimum_n: Positive = setting("fewest paired samples for a decision")
+    minimum_n: Positive = setting("fewest questions for a decision on a task")
     max_fault_share: Share = setting("share of unscored samples above which nothing is decided")
+    clean_data: bool = setting("whether held-out questions must have been kept out of the training data")
 
 
 class Serve(Section):

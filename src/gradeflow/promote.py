@@ -5,50 +5,25 @@ report; the aliases are `candidate` (registered last), `challenger` (refused las
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gradeflow import adapter, digest, gate, lineage, registry, tracking
-from gradeflow.adapter import BaseIdentity
-from gradeflow.errors import PromotionError
-from gradeflow.params import Params
+from gradeflow import adapter, champions, digest, gate, lineage, registry, tracking
+from gradeflow.champions import Overtaken
+from gradeflow.errors import PromotionError, SettingsError, TrackingError
+from gradeflow.evaluation.plan import WORKFLOW
+from gradeflow.params import Params, Promote
+from gradeflow.promotion import evidence, report
+from gradeflow.promotion.evaluated import Evaluation, Subject, compare
 from gradeflow.registry import Version
-from gradeflow.types import Sample
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHORT = 12
 MIXED = "data/mixed/"
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """An adapter with its samples in an evaluation run."""
-
-    digest: str
-    path: str
-    training_run: str
-    step: int
-    samples: tuple[Sample, ...]
-
-    @property
-    def mean(self) -> float:
-        scores = [sample.score for sample in self.samples if sample.score is not None]
-        return sum(scores) / len(scores) if scores else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    run_id: str
-    scorer: str
-    judge: Mapping[str, str]
-    base: BaseIdentity
-    base_samples: tuple[Sample, ...]
-    adapters: tuple[Evaluated, ...]
+FORCED = "gradeflow.promotion.forced"
+OVERTAKEN = "gradeflow.promotion.overtaken"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,51 +31,82 @@ class Rival:
     """What the challenger has to beat: the champion, or the base where there is none."""
 
     label: str
-    scorer: str
-    samples: tuple[Sample, ...]
+    subject: Subject
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    evaluation: Evaluation
-    challenger: Evaluated
+    """`objections` are against a promotion whatever the gate says; `after` is the move that made the champion."""
+
+    challenger: Subject
     champion: Version | None
+    after: int
     rival: Rival
+    comparisons: Sequence[gate.Comparison]
+    pairs: Sequence[gate.Pair]
     decision: gate.Decision
+    objections: Sequence[str]
+    forced: str = ""
+
+    @property
+    def is_won(self) -> bool:
+        return self.decision.promote and not self.objections
+
+    @property
+    def verdict(self) -> str:
+        reasons = [*self.objections, *([] if self.decision.promote and self.objections else self.decision.reasons)]
+        said = f"over the {self.rival.label}: {'; '.join(reasons)}."
+        if self.is_won:
+            return f"Promoted {said}"
+        return (
+            f"Promoted by force, because: {self.forced}. Else not promoted {said}"
+            if self.forced
+            else f"Not promoted {said}"
+        )
 
 
-def main(params: Params, *, evaluation: str = "", dry_run: bool = False) -> None:
-    """Promote the best adapter of an evaluation run (by default the newest), if the gate says so.
+def main(params: Params, *, evaluation: str = "", dry_run: bool = False, force: bool = False, reason: str = "") -> None:
+    """Promote the best adapter of an evaluation run (by default the newest), if the gate says so, or by force.
 
     Raises:
         PromotionError: there is nothing to decide on, or it cannot be decided.
         AdapterError: the adapter's files are broken, do nothing, or belong to another base.
     """
+    if force != bool(reason.strip()):
+        raise SettingsError('--force and --reason "..." go together: the reason is kept with the champion')
     tracking.connect(params.tracking, Path())
-    found = _read_evaluation(evaluation or _newest_evaluation())
-    champion = registry.get_alias(params.promote.model, "champion")
-    challenger = _challenger(found, champion)
+    with TemporaryDirectory() as scratch:
+        found = Evaluation.read(evaluation or _newest_evaluation(), Path(scratch))
+        while True:
+            try:
+                _decide(found, params, dry_run=dry_run, forced=reason.strip(), scratch=Path(scratch))
+            except Overtaken as overtaken:
+                _say(f"{overtaken}. Judging against it.")
+            else:
+                return
+
+
+def _decide(found: Evaluation, params: Params, *, dry_run: bool, forced: str, scratch: Path) -> None:
+    name = params.promote.model
+    champion, after = champions.now(name) if dry_run else champions.current(name)
+    challenger, among = _challenger(found, champion, params.promote)
     if champion and champion.digest == challenger.digest:
-        _note_reuse(champion.tags.get(lineage.PROMOTION_RUN), dry_run=dry_run)
+        if not dry_run:
+            _repair(champion)
         _say(f"{champion} is the champion already; nothing to promote.")
         return
-    case = _case(found, challenger, champion, params)
+    case = _case(challenger, among, champion, after, params.promote, forced, scratch)
     fingerprint = _fingerprint(case, params)
-    earlier = None if case.decision.promote else tracking.find_run("promote", fingerprint)
-    _show(case)
+    earlier = None if case.is_won or case.forced else tracking.find_run("promote", fingerprint)
+    _show(case, params.promote)
     if dry_run:
-        _say(f"A dry run, nothing was moved; it would have been: {_verdict(case)}")
+        _say(f"A dry run, nothing was moved; it would have been: {case.verdict}")
     elif earlier:
-        _note_reuse(earlier, dry_run=dry_run)
-        _say(f"Decided before, in run {earlier}. {_verdict(case)}")
+        tracking.note_reuse("promote", earlier)
+        _say(f"Decided before, in run {earlier}. {case.verdict}")
     else:
         _carry_out(case, params, fingerprint)
-        _say(_verdict(case))
-
-
-def _note_reuse(run_id: str | None, *, dry_run: bool) -> None:
-    if run_id and not dry_run:
-        tracking.note_reuse("promote", run_id)
+        _say(case.verdict)
 
 
 def _newest_evaluation() -> str:
@@ -112,77 +118,68 @@ def _newest_evaluation() -> str:
     return found
 
 
-def _read_evaluation(run_id: str) -> Evaluation:
-    written = tracking.read_text(run_id, "results.json")
-    try:
-        results = json.loads(written)
-        base = results["base"]
-        identity = BaseIdentity(base["name"], base.get("revision") or "", base["digest"])
-        if not results.get("scorer"):
-            raise PromotionError(
-                f"evaluation run {run_id} has no graded workflows, which promotion compares: name another with "
-                "--evaluation, or evaluate with `workflow` among evaluate.tasks"
-            )
-        return Evaluation(
-            run_id=run_id,
-            scorer=results["scorer"],
-            judge=results.get("judge", {}),
-            base=identity,
-            base_samples=_samples(run_id, "base"),
-            adapters=tuple(_evaluated(run_id, name, entry) for name, entry in results["adapters"].items()),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise PromotionError(f"evaluation run {run_id}: results.json lacks or garbles {error}") from None
-
-
-def _evaluated(run_id: str, name: str, entry: Mapping[str, Any]) -> Evaluated:
-    return Evaluated(
-        entry["digest"],
-        entry["path"],
-        entry["training_run"],
-        int(entry.get("step", 0)),
-        _samples(run_id, name),
-    )
-
-
-def _samples(run_id: str, name: str) -> tuple[Sample, ...]:
-    rows = tracking.read_text(run_id, f"samples/{name}.jsonl").split("\n")
-    return tuple(Sample.from_row(json.loads(row)) for row in rows if row)
-
-
-def _challenger(evaluation: Evaluation, champion: Version | None) -> Evaluated:
-    """The best adapter of the evaluation; the champion only where it is alone there."""
-    if not evaluation.adapters:
+def _challenger(evaluation: Evaluation, champion: Version | None, policy: Promote) -> tuple[Subject, int]:
+    """The adapter that is best on the first target, and among how many; the champion only where it is alone there."""
+    found = evaluation.subjects()
+    if not found:
         raise PromotionError(f"evaluation run {evaluation.run_id} has no adapter: it measured the base alone")
-    others = [one for one in evaluation.adapters if champion is None or one.digest != champion.digest]
-    return max(others or evaluation.adapters, key=lambda one: one.mean)
+    others = [one for one in found if champion is None or one.digest != champion.digest] or found
+    return max(others, key=lambda one: one.mean(policy.targets[0])), len(others)
 
 
-def _case(evaluation: Evaluation, challenger: Evaluated, champion: Version | None, params: Params) -> Case:
-    rival = _rival(evaluation, champion)
-    scorers = (evaluation.scorer, rival.scorer)
-    decision = gate.decide(challenger.samples, rival.samples, params.promote, scorers=scorers)
-    return Case(evaluation, challenger, champion, rival, decision)
+def _case(
+    challenger: Subject,
+    among: int,
+    champion: Version | None,
+    after: int,
+    policy: Promote,
+    forced: str,
+    scratch: Path,
+) -> Case:
+    rival = _rival(challenger.evaluation, champion, scratch)
+    tasks = [*policy.targets, *policy.guards]
+    comparisons = [compare(task, challenger, rival.subject) for task in tasks]
+    pairs = gate.pair(challenger.samples(), rival.subject.samples()) if WORKFLOW in tasks else ()
+    decision = gate.decide(comparisons, policy, among=among)
+    objections = [_data_problem(challenger.training_run)] if policy.clean_data else []
+    found = [one for one in objections if one]
+    return Case(challenger, champion, after, rival, comparisons, pairs, decision, found, forced)
 
 
-def _rival(evaluation: Evaluation, champion: Version | None) -> Rival:
-    """The champion's samples: from this evaluation if it took part, else from the one of its lineage."""
+def _rival(evaluation: Evaluation, champion: Version | None, scratch: Path) -> Rival:
+    """The champion's samples: from this evaluation if it took part, else from the one that it was promoted on."""
     if champion is None:
-        return Rival("base", evaluation.scorer, evaluation.base_samples)
-    here = [one for one in evaluation.adapters if one.digest == champion.digest]
-    if here:
-        return Rival("champion", evaluation.scorer, here[0].samples)
-    run_id = champion.tags.get(lineage.EVALUATION_RUN)
-    if run_id is None:
-        raise PromotionError(f"{champion} has no tag {lineage.EVALUATION_RUN}: evaluate it beside the challenger")
-    samples = _samples(run_id, champion.digest[:SHORT])
-    return Rival("champion", champion.tags.get(lineage.SCORER, ""), samples)
+        return Rival("base", Subject(evaluation))
+    move = champions.promotion(champion.name, champion.version)
+    run_id = move.evaluation if move and move.evaluation else champion.tags.get(lineage.EVALUATION_RUN)
+    here = _of(evaluation, champion)
+    if here is None and run_id and (evaluated := _of(Evaluation.read(run_id, scratch), champion)):
+        here = evaluated
+    if here is None:
+        raise PromotionError(f"{champion} is in no evaluation that is known: evaluate it beside the challenger")
+    return Rival("champion", here)
+
+
+def _of(evaluation: Evaluation, version: Version) -> Subject | None:
+    return next((one for one in evaluation.subjects() if one.digest == version.digest), None)
+
+
+def _data_problem(training_run: str) -> str:
+    """Why nothing is known of questions of the evaluation among the training rows; empty where there are none."""
+    if not training_run:
+        return "it came from a folder: nothing is known of its training data (promote.clean_data asks for that)"
+    try:
+        told = json.loads(tracking.read_text(training_run, evidence.DATA))
+        is_clean = bool(told["config"]["decontaminate"])
+    except (TrackingError, ValueError, KeyError, TypeError):
+        return "its training run says nothing of what was removed from its data (promote.clean_data asks for that)"
+    return "" if is_clean else "held-out questions were not kept out of its training data (mix.decontaminate was off)"
 
 
 def _fingerprint(case: Case, params: Params) -> str:
     return digest.of_json(
         {
-            "evaluation": case.evaluation.run_id,
+            "evaluation": case.challenger.evaluation.run_id,
             "challenger": case.challenger.digest,
             "champion": case.champion.digest if case.champion else None,
             "policy": params.promote.model_dump(mode="json"),
@@ -198,41 +195,85 @@ def _carry_out(case: Case, params: Params, fingerprint: str) -> None:
         resume=tracking.find_unfinished("promote", fingerprint),
         fingerprint=fingerprint,
     ) as run:
-        with TemporaryDirectory() as folder:
-            version = _register(case.evaluation, case.challenger, params, Path(folder))
-        run.log_metrics({f"promotion/{name}": value for name, value in _numbers(case.decision).items()})
-        run.log_text(_report(case, version), "report.json")
-        run.log_figure(_figure(case), "differences.png")
-        registry.describe(version, f"{_verdict(case)} Run {run.id}.")
-        if case.decision.promote:
-            _crown(version, case, run.id)
-        else:
-            registry.set_alias(version, "challenger")
+        version = _register(case.challenger, params)
+        run.log_metrics(report.numbers(case.decision))
+        told = _report(case, version, params.promote)
+        used = {one.evaluation.run_id: one.evaluation for one in (case.challenger, case.rival.subject)}
+        rests_on = evidence.collect(used, told, case.challenger.training_run)
+        run.log_text(told, evidence.REPORT)
+        run.log_text(rests_on, evidence.NAME)
+        run.log_table("flips.json", report.flips(case.pairs))
+        run.log_figure(report.figure(case.comparisons, case.pairs, case.rival.label), "differences.png")
+        if case.forced:
+            run.set_tags({FORCED: case.forced})
+        try:
+            _move(case, version, run.id, digest.of_bytes(rests_on.encode()))
+        except Overtaken:
+            run.set_tags({OVERTAKEN: "true"})
+            raise
 
 
-def _register(evaluation: Evaluation, challenger: Evaluated, params: Params, into: Path) -> Version:
-    folder = tracking.download_artifact(evaluation.run_id, challenger.path, into)
-    facts = adapter.validate(folder, evaluation.base)
+def _move(case: Case, version: Version, run_id: str, rests_on: str) -> None:
+    """The champion's alias moves last: until then the old champion is in place, and a second call goes on."""
+    if case.is_won or case.forced:
+        kind: champions.Kind = "promotion" if case.is_won else "forced"
+        champions.move(
+            version.name,
+            version,
+            after=case.after,
+            kind=kind,
+            why=case.verdict,
+            run_id=run_id,
+            evaluation=case.challenger.evaluation.run_id,
+            evidence=rests_on,
+        )
+        if "challenger" in version.aliases:
+            registry.delete_alias(version.name, "challenger")
+    else:
+        registry.set_alias(version, "challenger")
+    registry.describe(version, f"{case.verdict} Run {run_id}.")
+
+
+def _repair(champion: Version) -> None:
+    """What was cut off after the move that made it champion."""
+    move = champions.promotion(champion.name, champion.version)
+    if move is None:
+        return
+    registry.describe(champion, f"{move.why} Run {move.run_id}.")
+    if "challenger" in champion.aliases:
+        registry.delete_alias(champion.name, "challenger")
+    if tracking.read_facts(move.run_id).status == "FINISHED":
+        tracking.note_reuse("promote", move.run_id)
+        return
+    with tracking.start_run("promote", {}, resume=move.run_id):
+        _say(f"Run {move.run_id}, which was cut off, is complete.")
+
+
+def _register(challenger: Subject, params: Params) -> Version:
+    evaluation = challenger.evaluation
+    facts = adapter.validate(challenger.folder, evaluation.base)
     if facts.digest != challenger.digest:
         raise PromotionError(
-            f"evaluation run {evaluation.run_id}: {challenger.path} has digest {facts.digest[:SHORT]}, "
+            f"evaluation run {evaluation.run_id}: adapters/{challenger.name} has digest {facts.digest[:SHORT]}, "
             f"but {challenger.digest[:SHORT]} was evaluated"
         )
     version = registry.register(
-        folder,
+        challenger.folder,
         params.promote.model,
         digest=challenger.digest,
-        run_id=challenger.training_run,
+        run_id=challenger.training_run or evaluation.run_id,
         step=challenger.step,
-        tags=_lineage(evaluation, challenger),
+        tags=_lineage(challenger),
     )
     registry.set_alias(version, "candidate")
     return version
 
 
-def _lineage(evaluation: Evaluation, challenger: Evaluated) -> dict[str, str]:
-    trained = tracking.read_tags(challenger.training_run)
-    read = tracking.read_datasets(challenger.training_run) | tracking.read_datasets(evaluation.run_id)
+def _lineage(challenger: Subject) -> dict[str, str]:
+    evaluation = challenger.evaluation
+    trained = tracking.read_tags(challenger.training_run) if challenger.training_run else {}
+    runs = filter(None, (challenger.training_run, evaluation.run_id))
+    read = {name: md5 for run in runs for name, md5 in tracking.read_datasets(run).items()}
     mixed = {path: md5 for path, md5 in lineage.dvc_lock_digests(Path()).items() if path.startswith(MIXED)}
     git = {name: trained[name] for name in (tracking.GIT_COMMIT, tracking.GIT_DIRTY) if name in trained}
     return lineage.collect(
@@ -250,85 +291,33 @@ def _lineage(evaluation: Evaluation, challenger: Evaluated) -> dict[str, str]:
     )
 
 
-def _crown(version: Version, case: Case, run_id: str) -> None:
-    """The champion's alias moves last: until then the old champion is in place, and a second call goes on."""
-    registry.set_tags(version, {lineage.PROMOTION_RUN: run_id})
-    if "challenger" in version.aliases:
-        registry.delete_alias(version.name, "challenger")
-    if case.champion:
-        registry.set_alias(case.champion, "previous")
-    registry.set_alias(version, "champion")
-
-
-def _numbers(decision: gate.Decision) -> dict[str, float]:
-    plain = asdict(decision)
-    low, high = plain.pop("interval")
-    del plain["reasons"]
-    return {name: float(value) for name, value in plain.items()} | {
-        "interval_low": low,
-        "interval_high": high,
-    }
-
-
-def _report(case: Case, version: Version) -> str:
-    pairs = gate.pair(case.challenger.samples, case.rival.samples)
-    report = asdict(case.decision) | {
+def _report(case: Case, version: Version, policy: Promote) -> str:
+    told: Mapping[str, Any] = asdict(case.decision) | {
+        "verdict": case.verdict,
+        "objections": list(case.objections),
+        "forced": case.forced,
+        "policy": policy.model_dump(mode="json"),
         "version": version.version,
         "challenger": case.challenger.digest,
         "champion": case.champion.digest if case.champion else None,
         "rival": case.rival.label,
-        "evaluation_run": case.evaluation.run_id,
-        "scorer": case.evaluation.scorer,
-        "won": [pair.challenger.example_id for pair in pairs if (pair.difference or 0) > 0],
-        "lost": [pair.challenger.example_id for pair in pairs if (pair.difference or 0) < 0],
+        "evaluation_run": case.challenger.evaluation.run_id,
+        "rival_evaluation_run": case.rival.subject.evaluation.run_id,
+        "scorer": case.challenger.evaluation.scorer,
+        "won": [pair.challenger.example_id for pair in case.pairs if (pair.difference or 0) > 0],
+        "lost": [pair.challenger.example_id for pair in case.pairs if (pair.difference or 0) < 0],
     }
-    return json.dumps(report, indent=2)
+    return json.dumps(told, indent=2)
 
 
-def _figure(case: Case) -> "Figure":
-    """The paired difference of each kind with its interval."""
-    from matplotlib.figure import Figure
-
-    pairs = gate.pair(case.challenger.samples, case.rival.samples)
-    kinds = {kind: values for kind, values in gate.by_kind(pairs).items() if len(values)}
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for row, values in enumerate(kinds.values()):
-        axes.plot(gate.bootstrap(values), [row, row], color="tab:blue", linewidth=3)
-        axes.plot(values.mean(), row, "o", color="tab:blue")
-    axes.axvline(0, color="grey", linewidth=1)
-    axes.set_yticks(range(len(kinds)), [f"{kind} (n = {len(values)})" for kind, values in kinds.items()])
-    axes.set_xlabel(f"score of the challenger minus that of the {case.rival.label}: mean, 95 % interval")
-    axes.set_ylim(-0.5, len(kinds) - 0.5)
-    return figure
-
-
-def _show(case: Case) -> None:
-    from rich.table import Table
-
-    decision, rival = case.decision, case.rival.label
-    table = Table("", "mean", "95 % interval", title=f"{case.challenger.digest[:SHORT]} against the {rival}")
-    for label, mean, samples in (
-        ("challenger", decision.mean_challenger, case.challenger.samples),
-        (rival, decision.mean_champion, case.rival.samples),
-    ):
-        low, high = gate.interval([sample.score for sample in samples if sample.score is not None])
-        table.add_row(label, f"{mean:.1%}", f"{low:.1%} to {high:.1%}")
-    low, high = decision.interval
-    table.add_row("difference", f"{decision.difference:+.1%}", f"{low:+.1%} to {high:+.1%}")
-    _say(table)
-    _say(
-        f"{decision.n} questions: {decision.wins} won, {decision.losses} lost; "
-        f"{decision.abstained} pairs without a score."
-    )
-
-
-def _verdict(case: Case) -> str:
-    decided = "Promoted" if case.decision.promote else "Not promoted"
-    return f"{decided} over the {case.rival.label}: {'; '.join(case.decision.reasons)}."
+def _show(case: Case, policy: Promote) -> None:
+    title = f"{case.challenger.digest[:SHORT]} against the {case.rival.label}"
+    _say(report.table(case.decision, case.rival.label, title))
+    for line in report.notes(case.decision, policy.power):
+        _say(line)
 
 
 def _say(what: Any) -> None:
     from rich.console import Console
 
-    Console(highlight=False, soft_wrap=True).print(what)
+    Console(highlight=False, soft_wrap=True).print(what, markup=False)

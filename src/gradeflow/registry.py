@@ -26,6 +26,9 @@ FILES = "gradeflow.files"
 PROMPTS = "gradeflow.prompts"
 PROMPT_VERSION = "gradeflow.prompt.version"
 PROMPT_PREFIX = "gradeflow."
+LONGEST = 5000
+"""Characters of a version's description that stores take."""
+LOADER = "gradeflow.server.pyfunc"
 ABOUT = """LoRA adapters, a version each, known by the digest of their files. Tags name what a version rests on.
 
 - `champion`: what is served
@@ -43,6 +46,8 @@ class Version:
     digest: str
     tags: Mapping[str, str]
     aliases: tuple[str, ...] = ()
+    made_ms: int = 0
+    """When, in milliseconds since the epoch."""
 
     def __str__(self) -> str:
         return f"{self.name} version {self.version} ({self.digest[:12]})"
@@ -51,20 +56,25 @@ class Version:
 def register(folder: Path, name: str, *, digest: str, run_id: str, step: int, tags: Mapping[str, str]) -> Version:
     """Make the adapter in `folder` a version, unless one with its digest is there already.
 
-    `run_id` is the training run that made it, at optimizer step `step`; `tags` go with the version.
+    `run_id` is the training run that made it, at optimizer step `step`; `tags` go with the version. One that is there
+    already keeps the tags that it has: what it rests on is what it was registered with.
     """
     if known := find(name, digest):
-        set_tags(known, tags)
+        set_tags(known, {key: value for key, value in tags.items() if key not in known.tags})
         return _version(_client().get_model_version(name, str(known.version)))
     import mlflow
 
     model_id = logged_model(folder, digest=digest, run_id=run_id, step=step)
-    files = {file.name: digests.of_file(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    with tempfile.TemporaryDirectory() as place:
+        stored = Path(_download(model_id, Path(place)))
+        files = {file.name: digests.of_file(file) for file in sorted(stored.iterdir()) if file.is_file()}
+    for file in folder.iterdir():
+        if file.is_file() and files.get(file.name) != digests.of_file(file):
+            raise TrackingError(f"{file}: the store has another file of that name, or none, in model {model_id}")
     tags = {**tags, ADAPTER_DIGEST: digest, FILES: json.dumps(files, sort_keys=True)}
     client = _client()
     client.set_logged_model_tags(model_id, tags)
-    if not client.search_registered_models(f"name = '{name}'"):
-        client.create_registered_model(name, description=ABOUT)
+    _create(name, ABOUT)
     return _version(mlflow.register_model(f"models:/{model_id}", name, tags=tags))
 
 
@@ -74,25 +84,43 @@ def logged_model(folder: Path, *, digest: str, run_id: str, step: int = 0) -> st
     Its metrics are what MLflow's Models view compares.
     """
     import mlflow
-    from mlflow.entities import LoggedModelOutput
+    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
     client = _client()
     experiment = client.get_run(run_id).info.experiment_id
     same = f"source_run_id = '{run_id}' AND tags.`{ADAPTER_DIGEST}` = '{digest}'"
     known = client.search_logged_models([experiment], same, max_results=1)
-    if known:
+    if known and known[0].status == LoggedModelStatus.READY:
         return str(known[0].model_id)
-    model = mlflow.initialize_logged_model(
-        name=f"adapter-{digest[:12]}",
-        source_run_id=run_id,
-        model_type="lora-adapter",
-        tags={ADAPTER_DIGEST: digest},
-        experiment_id=experiment,
+    model = (
+        known[0]
+        if known
+        else mlflow.initialize_logged_model(  # what is there may have been cut off
+            name=f"adapter-{digest[:12]}",
+            source_run_id=run_id,
+            model_type="lora-adapter",
+            tags={ADAPTER_DIGEST: digest},
+            experiment_id=experiment,
+        )
     )
-    client.log_model_artifacts(model.model_id, str(folder))
+    with tempfile.TemporaryDirectory() as place:
+        client.log_model_artifacts(model.model_id, str(_as_model(folder, Path(place) / "model", model.model_id)))
     mlflow.finalize_logged_model(model.model_id, "READY")
     client.log_outputs(run_id, models=[LoggedModelOutput(model.model_id, step=step)])
     return str(model.model_id)
+
+
+def _as_model(folder: Path, into: Path, model_id: str) -> Path:
+    """A copy of the adapter with what tells MLflow how to load it."""
+    import mlflow.pyfunc
+    from mlflow.models import Model
+
+    shutil.copytree(folder, into)
+    described = Model(model_id=model_id)
+    mlflow.pyfunc.add_to_model(described, loader_module=LOADER)
+    described.save(into / "MLmodel")
+    (into / "requirements.txt").write_text("gradeflow[train]\n", encoding="utf-8")
+    return into
 
 
 def log_metrics(model_id: str, values: Mapping[str, float], run_id: str) -> None:
@@ -125,7 +153,52 @@ def resolve(reference: str) -> Version | None:
     name, _, number = plain.rpartition("/")
     if not name or not number.isdecimal():
         raise TrackingError(f"{reference!r} names no registered adapter; expected name@alias or name/3")
-    return _get(lambda client: client.get_model_version(name, number))
+    return get_version(name, int(number))
+
+
+def get_version(name: str, number: int) -> Version | None:
+    return _get(lambda client: client.get_model_version(name, str(number)))
+
+
+def versions(name: str) -> list[Version]:
+    """All of a model, the oldest first; none where there is no such model."""
+    from mlflow.store.entities.paged_list import PagedList
+
+    found: list[Version] = []
+    page: PagedList[Any] | None = None
+    with tracking.told():
+        while page is None or page.token:
+            token = page.token if page else None
+            page = _client().search_model_versions(f"name = '{name}'", max_results=1000, page_token=token)
+            found += map(_version, page)
+    return sorted(found, key=lambda version: version.version)
+
+
+def append(name: str, of: Version, tags: Mapping[str, str], *, line: str, run_id: str | None, about: str) -> Version:
+    """A new version of `name` with the files of another model's version. The store gives each number once.
+
+    `about` describes the model where it is made by this.
+    """
+    with tracking.told():
+        _create(name, about)
+        made = _client().create_model_version(
+            name, f"models:/{of.model_id}", run_id=run_id, tags=dict(tags), description=line, model_id=of.model_id
+        )
+    return _version(made)
+
+
+def _create(name: str, about: str) -> None:
+    """Make a registered model, unless it is there, or just comes to be."""
+    from mlflow.exceptions import MlflowException
+
+    client = _client()
+    if client.search_registered_models(f"name = '{name}'"):
+        return
+    try:
+        client.create_registered_model(name, description=about)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
 
 
 def get_alias(name: str, alias: str) -> Version | None:
@@ -153,6 +226,9 @@ def describe(version: Version, line: str) -> None:
     if line in before:
         return
     text = f"{before}\n\n{line}" if before else line
+    while len(text) > LONGEST and "\n\n" in text:
+        text = text.partition("\n\n")[2]  # the oldest goes
+    text = text[:LONGEST]
     client.update_model_version(version.name, str(version.version), text)
 
 
@@ -163,22 +239,34 @@ def fetch(version: Version, cache: Path) -> Path:
         TrackingError: the store's files are not those that were registered.
     """
     folder = cache / version.digest[:16]
-    if not _problems(version, folder):
+    if not changed_files(version, folder):
         return folder
-    import mlflow.artifacts
-
     cache.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=".fetch-", dir=cache))
     try:
-        with tracking.told():
-            mlflow.artifacts.download_artifacts(f"models:/{version.model_id}", dst_path=str(fresh))
-        if problems := _problems(version, fresh):
-            raise TrackingError(f"{version}: the store's files are not those registered: {', '.join(problems)}")
+        download(version, fresh)
+        if wrong := changed_files(version, fresh):
+            raise TrackingError(f"{version}: the store's files are not those registered: {', '.join(wrong)}")
         shutil.rmtree(folder, ignore_errors=True)
         fresh.replace(folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return folder
+
+
+def download(version: Version, into: Path) -> Path:
+    """Copy the store's files of a version, whatever they are by now, into a folder."""
+    return _download(version.model_id, into)
+
+
+def _download(model_id: str, into: Path) -> Path:
+    import mlflow.artifacts
+
+    into.mkdir(parents=True, exist_ok=True)
+    with tracking.told():
+        mlflow.artifacts.download_artifacts(f"models:/{model_id}", dst_path=str(into))
+    (into / "registered_model_meta").unlink(missing_ok=True)  # MLflow's own note on the copy
+    return into
 
 
 def record_prompts(run: tracking.Run, prompts: Sequence[prompt.Prompt]) -> None:
@@ -231,7 +319,7 @@ def _in_mlflows_form(text: str) -> str:
     return "".join(literal + (f"{{{{{name}}}}}" if name else "") for literal, name, _, _ in parts)
 
 
-def _problems(version: Version, folder: Path) -> list[str]:
+def changed_files(version: Version, folder: Path) -> list[str]:
     """The registered files that `folder` lacks or holds with other bytes."""
     files: Mapping[str, str] = json.loads(version.tags.get(FILES, "{}"))
     if not files:
@@ -241,6 +329,13 @@ def _problems(version: Version, folder: Path) -> list[str]:
         for name, known in files.items()
         if not (folder / name).is_file() or digests.of_file(folder / name) != known
     ]
+
+
+def measured(version: Version) -> dict[str, float]:
+    """The newest value of each metric of a version's LoggedModel."""
+    with tracking.told():
+        found = _client().get_logged_model(version.model_id).metrics or []
+    return {one.key: one.value for one in sorted(found, key=lambda one: one.timestamp)}
 
 
 def _client() -> "mlflow.MlflowClient":
@@ -271,4 +366,5 @@ def _version(found: Any) -> Version:
         tags.get(ADAPTER_DIGEST, ""),
         tags,
         tuple(found.aliases or ()),
+        int(found.creation_timestamp or 0),
     )

@@ -90,7 +90,8 @@ def names(reference: str, version: Version) -> tuple[str, ...]:
 
 def check(folder: Path, version: Version, served_as: tuple[str, ...], settings: Base) -> Served:
     config = adapter.read_config(folder)
-    base, revision = _base(str(config.get("base_model_name_or_path")), config.get("revision") or "", settings)
+    named, revision = str(config.get("base_model_name_or_path")), config.get("revision") or ""
+    base, revision = models.of_adapter(settings, named, revision)
     facts = adapter.validate(folder, base_folder=Path(base) if Path(base).is_dir() else None)
     if facts.digest != version.digest:
         raise AdapterError(
@@ -106,18 +107,6 @@ def check(folder: Path, version: Version, served_as: tuple[str, ...], settings: 
         str(config["base_model_name_or_path"]),
         revision,
     )
-
-
-def _base(name: str, revision: str, settings: Base) -> tuple[str, str]:
-    """Where the base that an adapter names is loaded from, and at which commit."""
-    if name.startswith(adapter.EMBEDDED):
-        return models.locate(settings, name), ""
-    ours = models.identify(settings)
-    if (ours.name, ours.revision) == (name, revision):
-        return models.locate(settings), settings.revision
-    if "/" not in name or not revision:
-        raise SetupError(f"base {name}: neither base.model nor a hub model at a commit. Set base.model to its folder")
-    return name, revision
 
 
 def example(server: Server, settings: Serve) -> str:

@@ -1,6 +1,9 @@
 """What tests of tracking look at a store with, and a rollout to log."""
 
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 from gradeflow.types import Event, Example, Rollout, Sample
 
@@ -35,3 +38,13 @@ def judged() -> Rollout:
         Event("policy", "policy", 100.0, 1.0, asked, {"text": "code"}, 30, 20),
     )
     return Rollout(example, (), sample, events, "both name the port")
+
+
+def artifact_path(run_id: str, path: str) -> Path:
+    """Where a local store keeps a run's file."""
+    return Path(url2pathname(urlparse(client().get_run(run_id).info.artifact_uri).path)) / path
+
+
+def model_path(model_id: str) -> Path:
+    """Where a local store keeps the files of a LoggedModel."""
+    return Path(url2pathname(urlparse(client().get_logged_model(model_id).artifact_location).path))

@@ -24,6 +24,7 @@ from rich.console import Console
 from gradeflow import dataset, gate, jsonl, lineage, registry, tracking
 from gradeflow.errors import GradeflowError, SetupError
 from gradeflow.evaluate import accuracy_table
+from gradeflow.evaluation.plan import WORKFLOW
 from gradeflow.params import Params
 from gradeflow.types import Sample
 from gradeflow.workflow import fixed
@@ -206,5 +207,6 @@ def read_samples(path: Path) -> list[Sample]:
 
 
 def compare(trained: list[Sample], other: list[Sample], params: Params) -> str:
-    found = gate.decide(trained, other, params.promote)
-    return f"{found.difference:+.1%}, p = {found.p_value:.1g}"
+    policy = params.promote.model_copy(update={"targets": [WORKFLOW], "guards": {}})
+    found = gate.decide([gate.compare(WORKFLOW, gate.pair(trained, other))], policy).first
+    return f"{found.difference:+.1%}, p = {found.p_gain:.1g}"

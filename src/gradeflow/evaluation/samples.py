@@ -1,5 +1,6 @@
 """The samples that lm-eval keeps: a line for each question and filter, with what was asked, answered and scored."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -96,6 +97,23 @@ def scores_questions(file: Path, key: str) -> bool:
     """Whether a `metric,filter` has a number for single questions; some, such as perplexity, are of all of them."""
     metric = key.partition(",")[0]
     return any(isinstance(row.get(metric), int | float) for row in _by_question(file, key).values())
+
+
+def scores(file: Path, key: str) -> dict[str, float | None]:
+    """The `metric,filter` of each question, by its number and digest; None where a question has no number.
+
+    Raises:
+        EvaluationError: the metric does not score single questions.
+    """
+    metric = key.partition(",")[0]
+    found = {f"{doc}-{digest}": _number(row.get(metric)) for (doc, digest), row in _by_question(file, key).items()}
+    if all(score is None for score in found.values()):
+        raise EvaluationError(f"{file}: {metric} is not a number for single questions, which a paired test needs")
+    return found
+
+
+def _number(score: Any) -> float | None:
+    return float(score) if isinstance(score, int | float) and math.isfinite(score) else None
 
 
 def _by_question(file: Path, key: str) -> dict[tuple[int, str], Row]:

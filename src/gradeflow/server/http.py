@@ -122,8 +122,8 @@ def app(chat: Chat, card: Card, *, max_tokens: int, key: str = "") -> "FastAPI":
     @api.post("/v1/chat/completions")
     async def complete(request: ChatRequest) -> dict[str, Any]:
         name = _known(request.model, card)
-        answer = await chat.ask(_question(request, chat, max_tokens))
-        return _completion(name, answer, card)
+        answer = await chat.ask(question(request, chat, max_tokens))
+        return completion(name, answer, card)
 
     return api
 
@@ -151,7 +151,12 @@ def _known(name: str, card: Card) -> str:
     return name
 
 
-def _question(request: ChatRequest, chat: Chat, most: int) -> Question:
+def question(request: ChatRequest, chat: Chat, most: int) -> Question:
+    """What the model is asked; a reply has at most so many tokens.
+
+    Raises:
+        ApiError: the request does not fit the model.
+    """
     if request.stream:
         raise ApiError(400, "replies are not streamed here; the vllm backend does", code="unsupported", param="stream")
     try:
@@ -171,7 +176,7 @@ def _question(request: ChatRequest, chat: Chat, most: int) -> Question:
     )
 
 
-def _completion(name: str, answer: Answer, card: Card) -> dict[str, Any]:
+def completion(name: str, answer: Answer, card: Card) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",

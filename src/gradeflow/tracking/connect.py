@@ -3,13 +3,14 @@
 import contextlib
 import os
 import sqlite3
+import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
 
 from gradeflow import params
 from gradeflow.errors import TrackingError
-from gradeflow.tracking import sender, store
+from gradeflow.tracking import moved, sender, store
 
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -39,7 +40,7 @@ def connect(settings: params.Tracking, root: Path) -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        _try_database(uri)
+        _try_database(uri, root)
         with store.environment(store.BRIEFLY):
             mlflow.set_tracking_uri(uri)
             experiment = _choose_experiment(uri, settings.experiment, root)
@@ -50,7 +51,7 @@ def connect(settings: params.Tracking, root: Path) -> None:
         sender.send_what_waits(store.in_use().outboxes)
 
 
-def _try_database(uri: str) -> None:
+def _try_database(uri: str, root: Path) -> None:
     """Open the database once: MLflow would go on trying, and printing, for minutes."""
     if uri.startswith("sqlite:///"):
         file = Path(uri.removeprefix("sqlite:///").partition("?")[0])
@@ -58,6 +59,8 @@ def _try_database(uri: str) -> None:
             _make_database(file)
         with closing(sqlite3.connect(file, timeout=30)) as database:
             database.execute("BEGIN IMMEDIATE")
+        for old in moved.follow(file, root):
+            print(f"gradeflow: {file} came from {old}; its paths now lead here", file=sys.stderr)
     elif uri.startswith(("postgresql", "mysql", "mssql")):
         import sqlalchemy
 

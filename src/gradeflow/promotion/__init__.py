@@ -1,0 +1,1 @@
+"""What the gate is given and what is told of its decision: evaluation runs, conditions, reports."""
