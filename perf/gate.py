@@ -1,6 +1,7 @@
 """How often the promotion gate errs, what looking early saves, how long it takes, and what an unpaired test misses.
 
     python perf/gate.py
+    python perf/gate.py --samples docs/samples/math_after_40_steps.jsonl docs/samples/math_after_10_steps.jsonl
 
 Answers are simulated: a challenger and a champion that are right and wrong on the same questions, but for a share of
 them. The unpaired test is what lm-eval's scripts/model_comparator.py computes from two results with standard errors.
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import ndtr
 
-from gradeflow import gate, params
+from gradeflow import gate, jsonl, params
 from gradeflow.gate import Comparison, Look, inference, looks
 
 SHIPPED = params.load(Path(__file__).parents[1] / "params.yaml").promote
@@ -48,16 +49,26 @@ def sequential(seed: int, n: int, gain: float, policy: params.Promote, count: in
     raise AssertionError("the last look decides")
 
 
-def unpaired(one: Comparison) -> bool:
-    n = len(one)
-    errors = [scores.std(ddof=1) / n**0.5 for scores in (one.challenger, one.champion)]
-    return bool(ndtr(-(one.challenger.mean() - one.champion.mean()) / np.hypot(*errors)) <= SHIPPED.alpha)
+def p_unpaired(one: Comparison) -> float:
+    errors = [scores.std(ddof=1) / len(one) ** 0.5 for scores in (one.challenger, one.champion)]
+    return float(ndtr(-(one.challenger.mean() - one.champion.mean()) / np.hypot(*errors)))
 
 
 def both(seed: int, n: int, gain: float, differ: float) -> tuple[bool, bool]:
     """Whether the paired and the unpaired test see the gain."""
     one = simulated(seed, n, gain, differ)
-    return inference.p_gain(one.differences) <= SHIPPED.alpha, unpaired(one)
+    return inference.p_gain(one.differences) <= SHIPPED.alpha, p_unpaired(one) <= SHIPPED.alpha
+
+
+def tell_of(files: Sequence[Path]) -> None:
+    """Both tests on two files of saved samples, of which `example_id` and `score` are read."""
+    ours, theirs = ({row["example_id"]: [row["score"]] for row in jsonl.read(file)} for file in files)
+    one = gate.compare_scores("", ours, theirs)
+    wins, losses = int((one.differences > 0).sum()), int((one.differences < 0).sum())
+    print(
+        f"{len(one)} questions, {one.challenger.mean():.1%} and {one.champion.mean():.1%} right: {wins} won, {losses} "
+        f"lost\npaired:   p = {inference.p_gain(one.differences):.3f}\nunpaired: p = {p_unpaired(one):.3f}"
+    )
 
 
 def shares_of(found: Sequence[tuple[bool, int]]) -> tuple[float, float]:
@@ -69,7 +80,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tries", type=int, default=10_000)
     parser.add_argument("--looks", type=int, default=10)
+    parser.add_argument("--samples", type=Path, nargs=2, help="two files: test these instead", metavar="FILE")
     given = parser.parse_args()
+    if given.samples:
+        tell_of(given.samples)
+        return
     sure = SHIPPED.model_copy(update={"minimum_effect": 0.0})
     bound = sure.alpha + 3 * (sure.alpha * (1 - sure.alpha) / given.tries) ** 0.5
     with multiprocessing.get_context("spawn").Pool() as pool:

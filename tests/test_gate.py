@@ -1,3 +1,6 @@
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +14,8 @@ from gradeflow.errors import PromotionError
 from gradeflow.gate import Comparison, Decision, Look, inference, looks
 from gradeflow.types import Sample
 
-POLICY = params.load(Path(__file__).parents[1] / "params.yaml").promote
+ROOT = Path(__file__).parents[1]
+POLICY = params.load(ROOT / "params.yaml").promote
 SURE = POLICY.model_copy(update={"minimum_effect": 0.0})
 
 
@@ -292,3 +296,13 @@ def test_differences_are_grouped_by_kind() -> None:
     first = [replace(one, kind="text") if number else one for number, one in enumerate(samples([1.0, 0.5, None]))]
     found = gate.by_kind(gate.pair(first, samples([0.0, 0.5, 1.0])))
     assert {kind: list(values) for kind, values in found.items()} == {"math": [1.0], "text": [0.0]}
+
+
+def test_the_saved_samples_of_the_documentation_say_what_it_says_of_them() -> None:
+    page = (ROOT / "docs/promotion.md").read_text()
+    example = r"```sh\n(python perf/gate.py --samples [^`]+)```\n\n```text\n([^`]+)```"
+    ((command, told),) = re.findall(example, page)
+    program, *arguments = command.split()
+    assert program == "python"
+    said = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout == told

@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from gradeflow import adapter as adapters
-from gradeflow import dataset, fingerprint, gate, jsonl, lineage, models, registry, tracking
+from gradeflow import champions, dataset, fingerprint, gate, jsonl, lineage, models, registry, tracking
 from gradeflow.adapter import BaseIdentity
 from gradeflow.dataset import Dataset
 from gradeflow.errors import AdapterError, SettingsError
-from gradeflow.evaluation import docker, preflight, process, results, workflow
+from gradeflow.evaluation import docker, looks, preflight, process, results, workflow
 from gradeflow.evaluation import tasks as lm_tasks
 from gradeflow.evaluation.earlier import ASKED, Earlier
+from gradeflow.evaluation.looks import Looked
 from gradeflow.evaluation.plan import BASE, WORKFLOW, Plan, Subject
 from gradeflow.evaluation.report import TaskResult
 from gradeflow.evaluation.results import Evaluation
@@ -75,6 +76,10 @@ class Measured:
     samples: Mapping[str, Sequence[Sample]]
     facts: Mapping[str, Any]
 
+    @property
+    def looked(self) -> Looked | None:
+        return Looked.of(told) if (told := self.facts.get("looked")) else None
+
 
 def main(params: Params, *, adapter: str = "", tasks: str = "", quick: bool = False, rescore: str = "") -> None:
     """Evaluate adapters (folders, training runs, registry URIs, by commas), or that of the newest training run.
@@ -94,7 +99,11 @@ def main(params: Params, *, adapter: str = "", tasks: str = "", quick: bool = Fa
     found = [find_adapter(one) for one in map(str.strip, adapter.split(",")) if one != BASE]
     identity, base = models.identify(params.base), models.base_folder(params.base)
     data = dataset.read(params.evaluate.split) if WORKFLOW in params.evaluate.tasks else None
-    case = Case(make_plan(params, found, identity, base, data.md5 if data else ""), identity, found, data)
+    rival = None
+    if params.promote.looks > 1 and data and found:
+        rival = _rival(params.promote.model, found, identity)
+    plan = make_plan(params, found, identity, base, data.md5 if data else "", rival)
+    case = Case(plan, identity, found, data)
     mark = Path(case.plan.out).name
     if (done := tracking.find_run("evaluate", mark)) is not None:
         tracking.note_reuse("evaluate", done)
@@ -151,10 +160,39 @@ def _with_inputs(params: Params, tasks: str, *, quick: bool = False) -> Params:
     return params.model_copy(update={"evaluate": params.evaluate.model_copy(update=changes)})
 
 
-def make_plan(params: Params, found: Sequence[Found], identity: BaseIdentity, base: Path, data: str) -> Plan:
+def _rival(model: str, found: list[Found], identity: BaseIdentity) -> str | None:
+    """The digest of the one that promotion will compare a single adapter with, empty for the base.
+
+    A champion that is not among those `found` is measured beside them, as questions that are not asked are not asked
+    of it either. None where there is more than one to judge, or nothing to compare it with.
+    """
+    champion, _ = champions.now(model)
+    others = [one for one in found if champion is None or adapters.digest(one.folder) != champion.digest]
+    if len(others) != 1:
+        print(f"promote.looks: only one adapter can be judged, and there are {len(others)}: all questions are asked")
+        return None
+    if champion is None:
+        return ""
+    if (theirs := lineage.base_identity(champion.tags)) != identity:
+        print(f"promote.looks: {champion} is of another base, {theirs.name}: all questions are asked")
+        return None
+    if len(found) == 1:
+        found.append(find_adapter(f"models:/{model}/{champion.version}"))
+    return champion.digest
+
+
+def make_plan(
+    params: Params,
+    found: Sequence[Found],
+    identity: BaseIdentity,
+    base: Path,
+    data: str,
+    rival: str | None = None,
+) -> Plan:
     """The plan for these adapters; its folder is named by all that the results depend on, so that the same one goes on.
 
-    `data` is the digest of the questions of the workflow task, where that is among the tasks.
+    `data` is the digest of the questions of the workflow task, where that is among the tasks. Given a `rival`, by its
+    digest or empty for the base, workflows are asked until the gate can decide between it and the other adapter.
     """
     settings = params.evaluate
     subjects = [Subject(BASE)]
@@ -167,7 +205,12 @@ def make_plan(params: Params, found: Sequence[Found], identity: BaseIdentity, ba
     backend = preflight.choose_backend(settings)
     alike = params.model_copy(update={"evaluate": settings.model_copy(update=HOW)})
     asked = lm_tasks.contents(names, settings)
-    mark = fingerprint.of(alike, SECTIONS, identity.digest, *sorted(digests), *names, backend, data, asked)
+    judged: tuple[str, str] | None = None
+    if rival is not None:
+        other = next(subject.name for subject in subjects[1:] if subject.digest != rival)
+        judged = other, next(subject.name for subject in subjects if subject.digest == rival)
+    until = [json.dumps([judged, looks.terms(params.promote)])] if judged else []
+    mark = fingerprint.of(alike, SECTIONS, identity.digest, *sorted(digests), *names, backend, data, asked, *until)
     return Plan(
         base=str(base.absolute()),
         revision="",
@@ -178,6 +221,7 @@ def make_plan(params: Params, found: Sequence[Found], identity: BaseIdentity, ba
         backend=backend,
         params=params,
         out=str((UNFINISHED / mark).absolute()),
+        judged=judged,
     )
 
 
@@ -284,6 +328,8 @@ def write(out: Path, plan: Plan, measured: Measured, found: Sequence[Found], ide
     }
     if measured.samples:
         written["scorer"], written["judge"] = measured.facts["scorer"], measured.facts["judge"]
+        if measured.looked:
+            written["looked"] = measured.looked.to_dict()
         written["fixed"] = {name: summary(own) for name, own in measured.samples.items() if name.startswith("fixed_")}
     (out / "results.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 
@@ -310,6 +356,8 @@ def metrics(measured: Measured) -> dict[str, float]:
     for name, own in measured.samples.items():
         called = "adapter" if name == alone != BASE else name
         found |= {f"workflow/{called}/{key}": value for key, value in workflow_metrics(own).items()}
+    if looked := measured.looked:
+        found |= {"workflow/asked": float(looked.asked), "workflow/saved": float(looked.saved)}
     return found
 
 
@@ -387,6 +435,8 @@ def show(measured: Measured) -> None:
     if measured.samples:
         rows = {name.removeprefix("fixed_"): summary(own) for name, own in measured.samples.items()}
         console.print(accuracy_table("accuracy of workflows on the held-out split", rows))
+        if looked := measured.looked:
+            console.print(f"{looked}; {looked.saved * len(rows)} answers saved.", highlight=False, soft_wrap=True)
     if any(measured.evaluations.values()):
         console.print(task_table(measured))
 

@@ -318,8 +318,18 @@ class Promote(Section):
     power: float = setting("probability of showing the gain that is called detectable", gt=0, lt=1)
     minimum_effect: Share = setting("smallest gain in mean score that counts")
     minimum_n: Positive = setting("fewest questions for a decision on a task")
+    looks: int = setting("looks at an evaluation, after each of which it may stop; 1: it never does", ge=1, le=50)
     max_fault_share: Share = setting("share of unscored samples above which nothing is decided")
     clean_data: bool = setting("whether held-out questions must have been kept out of the training data")
+
+    @model_validator(mode="after")
+    def _only_workflows_are_looked_at(self) -> "Promote":
+        if self.looks > 1 and self.targets != ["workflow"]:
+            raise ValueError(
+                "looks is more than 1, and lm-eval asks the questions of a task at once: leave `workflow` alone in "
+                "targets (other tasks can be guards), or set looks to 1"
+            )
+        return self
 
 
 class Serve(Section):

@@ -17,7 +17,7 @@ from gradeflow.errors import PromotionError, SettingsError, TrackingError
 from gradeflow.evaluation.plan import WORKFLOW
 from gradeflow.params import Params, Promote
 from gradeflow.promotion import evidence, report
-from gradeflow.promotion.evaluated import Evaluation, Subject, compare
+from gradeflow.promotion.evaluated import Evaluation, Subject, compare, look
 from gradeflow.registry import Version
 
 SHORT = 12
@@ -140,7 +140,7 @@ def _case(
     tasks = [*policy.targets, *policy.guards]
     comparisons = [compare(task, challenger, rival.subject) for task in tasks]
     pairs = gate.pair(challenger.samples(), rival.subject.samples()) if WORKFLOW in tasks else ()
-    decision = gate.decide(comparisons, policy, among=among)
+    decision = gate.decide(comparisons, policy, among=among, look=look(challenger, rival.subject, policy))
     objections = [_data_problem(challenger.training_run)] if policy.clean_data else []
     found = [one for one in objections if one]
     return Case(challenger, champion, after, rival, comparisons, pairs, decision, found, forced)

@@ -9,6 +9,7 @@ from typing import Any
 from gradeflow import dataset, jsonl
 from gradeflow.adapter import BaseIdentity
 from gradeflow.errors import DataError, EvaluationError
+from gradeflow.evaluation.looks import Looked
 from gradeflow.evaluation.plan import BASE, folder_of
 from gradeflow.params import Evaluate
 from gradeflow.types import Example, Sample
@@ -28,13 +29,14 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """`counts` are the samples of workflows by the name of what wrote them."""
+    """`counts` are the samples of workflows by the name of what wrote them; `looked` how its looks ended, if any."""
 
     folder: Path
     base: BaseIdentity
     adapters: Mapping[str, Adapter]
     asked: Mapping[str, Any]
     counts: Mapping[str, int]
+    looked: Looked | None
 
     @classmethod
     def read(cls, folder: Path) -> "Earlier":
@@ -57,6 +59,7 @@ class Earlier:
                 },
                 {name: written["asked"][name] for name in ASKED},
                 {name: told["n"] + told["unscored"] for name, told in writers.items() if "n" in told},
+                Looked.of(written["looked"]) if written.get("looked") else None,
             )
         except OSError as error:
             raise EvaluationError(f"{file}: cannot be read: {error.strerror}; expected an evaluation") from None

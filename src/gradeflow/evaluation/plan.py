@@ -39,6 +39,9 @@ class Plan:
     `replies` is the folder of an earlier evaluation, as `earlier` reads it: its replies are scored again, and neither
     base nor adapters nor the backend are asked. Empty: all are.
 
+    `judged` are the names of a challenger and its rival, where workflows need be asked only until the gate can decide
+    between the two; None: all questions are asked.
+
     Of each subject and task the worker writes `out`/SUBJECT/TASK/results.json and samples_TASK.jsonl beside what
     lm-eval writes, as soon as it has them.
     """
@@ -53,6 +56,7 @@ class Plan:
     params: Params
     out: str
     replies: str = ""
+    judged: tuple[str, str] | None = None
 
     @property
     def settings(self) -> Evaluate:
@@ -71,4 +75,10 @@ class Plan:
     def read(cls, file: Path) -> "Plan":
         tree = json.loads(file.read_text(encoding="utf-8"))
         subjects = [Subject(**subject) for subject in tree.pop("subjects")]
-        return cls(subjects=subjects, params=validate(tree.pop("params")), **tree)
+        judged = tree.pop("judged")
+        return cls(
+            subjects=subjects,
+            params=validate(tree.pop("params")),
+            judged=(judged[0], judged[1]) if judged else None,
+            **tree,
+        )

@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradeflow import dataset, jsonl, models, params
+from gradeflow import dataset, gate, jsonl, models, params
 from gradeflow.errors import TooManyFaults
+from gradeflow.evaluation import looks
 from gradeflow.evaluation.earlier import Earlier
+from gradeflow.evaluation.looks import Looked
 from gradeflow.evaluation.plan import WORKFLOW, Plan, Subject
+from gradeflow.gate import Look
 from gradeflow.grpo.environment import Graded, Grader, WorkflowEnvironment
 from gradeflow.types import Example, Sample
 from gradeflow.workflow import fixed
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 NAME = "gradeflow_workflow"
 SAMPLES = "samples.jsonl"
 FACTS = "workflow.json"
-"""In the plan's folder: which scorer and judge graded, and what asking the models has taken."""
+"""In the plan's folder: which scorer and judge graded, what the gate's looks said, what asking the models has taken."""
 
 Whole = Callable[[str, Callable[[Path], None]], None]
 
@@ -105,11 +109,12 @@ def measure(plan: Plan, engine: "Engine", whole: Whole) -> None:
         TooManyFaults: something has no score at all; what had scores stays.
     """
     settings = plan.params
-    examples = dataset.read(plan.settings.split).examples[: plan.settings.limit or None]
+    examples: Sequence[Example] = dataset.read(plan.settings.split).examples[: plan.settings.limit or None]
+    looked: Looked | None = None
     with models.leaving_room(), asyncio.Runner() as runner:
         environment = WorkflowEnvironment(settings)
 
-        def ask(subject: Subject, folder: Path) -> None:
+        def ask(subject: Subject, examples: Sequence[Example], folder: Path) -> None:
             task = WorkflowTask(examples, settings, environment, runner.run)
             raw = run_harness(engine.of(subject), task)
             (folder / "results.json").write_text(json.dumps(raw, indent=2, default=str) + "\n", encoding="utf-8")
@@ -121,13 +126,54 @@ def measure(plan: Plan, engine: "Engine", whole: Whole) -> None:
 
         keep = partial(_keep, environment)
         try:
-            for subject in plan.subjects:
-                whole(subject.name, partial(ask, subject))
+            if plan.judged:
+                looked, examples = _ask_until_decided(plan, looks.shuffled(examples), ask, whole)
+            else:
+                for subject in plan.subjects:
+                    whole(subject.name, partial(ask, subject, examples))
             for operator in fixed.OPERATORS:
                 whole(f"fixed_{operator}", partial(fix, operator))
-            _tell(plan, environment)
+            _tell(plan, environment, looked)
         finally:
             runner.run(environment.close())
+
+
+def _ask_until_decided(
+    plan: Plan, examples: Sequence[Example], ask: Callable[[Subject, Sequence[Example], Path], None], whole: Whole
+) -> tuple[Looked, Sequence[Example]]:
+    """Ask all subjects one block of questions after the other, and look at what the gate says after each.
+
+    Each subject's folder has the samples of all blocks, and what lm-eval says of each as look_NUMBER.json.
+    """
+    assert plan.judged is not None
+    policy = plan.params.promote
+    shares = gate.even(policy.looks)
+    asked: list[Example] = []
+    for at, block in enumerate(looks.blocks(examples, shares)):
+        asked += block
+        for subject in plan.subjects:
+            whole(f"look_{at + 1}/{subject.name}", partial(ask, subject, block))
+        ours, theirs = (_so_far(plan, name, at) for name in plan.judged)
+        if looked := looks.look(plan.judged, ours, theirs, policy, Look(shares, at), len(examples)):
+            break
+        print(f"look {at + 1} of {len(shares)}: {len(asked)} of {len(examples)} questions do not decide it", flush=True)
+    else:
+        raise AssertionError("the last look decides")
+
+    def join(name: str, folder: Path) -> None:
+        jsonl.write(folder / SAMPLES, (sample.to_row() for sample in _so_far(plan, name, looked.at)))
+        for number in range(1, looked.at + 2):
+            there = plan.folder(f"look_{number}/{name}", WORKFLOW) / "results.json"
+            shutil.copyfile(there, folder / f"look_{number}.json")
+
+    for subject in plan.subjects:
+        whole(subject.name, partial(join, subject.name))
+    return looked, asked
+
+
+def _so_far(plan: Plan, name: str, at: int) -> list[Sample]:
+    places = (plan.folder(f"look_{number}/{name}", WORKFLOW) for number in range(1, at + 2))
+    return [Sample.from_row(row) for place in places for row in jsonl.read(place / SAMPLES)]
 
 
 def score_again(plan: Plan, whole: Whole) -> None:
@@ -152,7 +198,7 @@ def score_again(plan: Plan, whole: Whole) -> None:
         try:
             for name in writers(plan):
                 whole(name, partial(fill, name))
-            _tell(plan, grader)
+            _tell(plan, grader, earlier.looked)
         finally:
             runner.run(grader.close())
 
@@ -162,11 +208,12 @@ def _keep(grader: Grader, name: str, samples: Sequence[Sample], folder: Path) ->
     jsonl.write(folder / SAMPLES, (sample.to_row() for sample in samples))
 
 
-def _tell(plan: Plan, grader: Grader) -> None:
+def _tell(plan: Plan, grader: Grader, looked: Looked | None) -> None:
     judge = grader.judge
     told = {
         "scorer": grader.scorer.version,
         "judge": {"model": judge.model, "prompt": judge.prompt_version} if judge else {},
+        "looked": looked.to_dict() if looked else None,
         "figures": grader.clients.figures(),
     }
     (Path(plan.out) / FACTS).write_text(json.dumps(told), encoding="utf-8")

@@ -8,7 +8,7 @@ that all looks together err no more often than alpha (Lan and DeMets 1983).
 
 from gradeflow.gate.decision import Decision, Finding, decide, decided
 from gradeflow.gate.inference import Interval, bootstrap, interval
-from gradeflow.gate.looks import Look, levels
+from gradeflow.gate.looks import Look, even, levels
 from gradeflow.gate.paired import Comparison, Pair, by_kind, compare, compare_scores, pair
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "compare_scores",
     "decide",
     "decided",
+    "even",
     "interval",
     "levels",
     "pair",

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import bdtrc, betaincinv, ndtr, ndtri  # scipy.stats takes most of a second to load
 
 Differences = NDArray[np.float64]
 
@@ -34,9 +34,7 @@ def p_gain(differences: Differences) -> float:
 
 
 def _mcnemar(wins: int, losses: int) -> float:
-    from scipy.stats import binom
-
-    return float(binom.sf(wins - 1, wins + losses, 0.5))
+    return float(bdtrc(wins - 1, wins + losses, 0.5)) if wins else 1.0
 
 
 def p_loss(differences: Differences, margin: float) -> float:
@@ -52,11 +50,9 @@ def p_loss(differences: Differences, margin: float) -> float:
 
 
 def _exact_loss(n: int, wins: int, losses: int, margin: float) -> float:
-    from scipy.stats import beta
-
     if not n:
         return 1.0
-    most = min(float(beta.ppf(1 - LEFT_OUT, wins + 1, max(n - wins, 1e-9))), (1 - margin) / 2)
+    most = min(float(betaincinv(wins + 1, max(n - wins, 1e-9), 1 - LEFT_OUT)), (1 - margin) / 2)
     gained = np.linspace(0.0, most, WIN_SHARES)
     lost = gained + margin
     turn = np.exp(2j * np.pi * np.arange(2 * n + 1) / (2 * n + 1))

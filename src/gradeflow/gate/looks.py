@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import ndtr
 
 POINTS = 801
@@ -31,7 +30,7 @@ class Look:
         return self.at == len(self.shares) - 1
 
     def level(self, alpha: float) -> float:
-        return levels(self.shares, alpha)[self.at]
+        return alpha if self.shares == (1.0,) else levels(self.shares, alpha)[self.at]
 
 
 @functools.lru_cache(maxsize=64)
@@ -53,6 +52,8 @@ def levels(shares: tuple[float, ...], alpha: float) -> tuple[float, ...]:
 
 def _bound(path: NDArray[np.float64], density: NDArray[np.float64], spread: float, error: float) -> float:
     """What the path is above now with this probability, having been below all bounds before."""
+    from scipy.optimize import brentq
+
     return float(brentq(lambda bound: density @ ndtr((path - bound) / spread) - error, -FAR, FAR, xtol=1e-10))
 
 

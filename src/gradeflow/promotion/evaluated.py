@@ -9,8 +9,11 @@ from typing import Any
 from gradeflow import gate, jsonl, tracking
 from gradeflow.adapter import BaseIdentity
 from gradeflow.errors import DataError, EvaluationError, PromotionError
-from gradeflow.evaluation import results, samples
+from gradeflow.evaluation import looks, results, samples
+from gradeflow.evaluation.looks import Looked
 from gradeflow.evaluation.plan import BASE, WORKFLOW, folder_of
+from gradeflow.gate import Look
+from gradeflow.params import Promote
 from gradeflow.types import Sample
 
 NOT_HOW = frozenset({"tasks"})
@@ -19,7 +22,10 @@ NOT_HOW = frozenset({"tasks"})
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The files of an evaluation run in `folder`; `adapters` by the names that they have there."""
+    """The files of an evaluation run in `folder`; `adapters` by the names that they have there.
+
+    `looked` says how the looks ended of one that might have stopped early.
+    """
 
     run_id: str
     folder: Path
@@ -28,6 +34,7 @@ class Evaluation:
     asked: Mapping[str, Any]
     base: BaseIdentity
     adapters: Mapping[str, Mapping[str, Any]]
+    looked: Looked | None = None
 
     @classmethod
     def read(cls, run_id: str, into: Path) -> "Evaluation":
@@ -48,6 +55,7 @@ class Evaluation:
                 written.get("asked") or {},
                 BaseIdentity(base["name"], base.get("revision") or "", base["digest"]),
                 {name: {"digest": told["digest"], **told} for name, told in written["adapters"].items()},
+                Looked.of(written["looked"]) if written.get("looked") else None,
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PromotionError(f"evaluation run {run_id}: results.json lacks or garbles {error}") from None
@@ -163,3 +171,28 @@ def compare(task: str, challenger: Subject, rival: Subject) -> gate.Comparison:
     if task == WORKFLOW:
         return gate.compare(task, gate.pair(challenger.samples(), rival.samples()))
     return gate.compare_scores(task, challenger.scores(task), rival.scores(task))
+
+
+def look(challenger: Subject, rival: Subject, policy: Promote) -> Look:
+    """The look at which an evaluation ended, which says what p-values are held against.
+
+    Raises:
+        PromotionError: it was ended for others, or by another policy.
+    """
+    evaluation, looked = challenger.evaluation, challenger.evaluation.looked
+    if looked is None:
+        return Look()
+    judged = (challenger.name, rival.name)
+    if (looked.challenger, looked.rival) != judged or rival.evaluation.run_id != evaluation.run_id:
+        raise PromotionError(
+            f"evaluation run {evaluation.run_id} was looked at to decide on {looked.challenger} against "
+            f"{looked.rival}, and nothing else can be decided on it. Evaluate again"
+        )
+    now = looks.terms(policy)
+    if changed := [name for name, before in looked.terms.items() if now.get(name) != before]:
+        before = ", ".join(f"promote.{name}: {looked.terms[name]}" for name in changed)
+        raise PromotionError(
+            f"evaluation run {evaluation.run_id} was looked at by another policy, and one is fixed before the first "
+            f"look: {before}. Put that back, or evaluate again"
+        )
+    return looked.look

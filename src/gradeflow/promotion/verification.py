@@ -14,7 +14,7 @@ from typing import Any
 from gradeflow import adapter, champions, digest, gate, lineage, params, registry, tracking
 from gradeflow.errors import GradeflowError, PromotionError
 from gradeflow.promotion import evidence
-from gradeflow.promotion.evaluated import Evaluation, Subject, compare
+from gradeflow.promotion.evaluated import Evaluation, Subject, compare, look
 from gradeflow.registry import Version
 
 SHORT = 12
@@ -55,6 +55,13 @@ class _Chain:
         self.settings = settings
         self.root = root
         self.scratch = scratch
+        self._evaluations: dict[str, Evaluation] = {}
+
+    def _read(self, run_id: str) -> Evaluation:
+        """An evaluation's files, fetched once."""
+        if run_id not in self._evaluations:
+            self._evaluations[run_id] = Evaluation.read(run_id, self.scratch / "evaluations")
+        return self._evaluations[run_id]
 
     def steps(self) -> Mapping[str, Callable[[], Iterator[Link]]]:
         return {
@@ -199,7 +206,7 @@ class _Chain:
         run_id = self.tags[lineage.EVALUATION_RUN]
         facts = tracking.read_facts(run_id)
         yield Link("evaluation", facts.status == "FINISHED", f"{facts.name} ({run_id}) is {facts.status}")
-        found = Evaluation.read(run_id, self.scratch / "evaluation")
+        found = self._read(run_id)
         told = {
             lineage.SCORER: found.scorer,
             lineage.JUDGE_MODEL: found.judge.get("model", ""),
@@ -228,7 +235,7 @@ class _Chain:
             yield Link("report on the data", agreed, f"of run {training_run}" if told else "there was none")
         evaluations = {}
         for evaluation, files in written["evaluations"].items():
-            evaluations[evaluation] = Evaluation.read(evaluation, self.scratch / "decision")
+            evaluations[evaluation] = self._read(evaluation)
             found = evidence.files(evaluations[evaluation].folder)
             wrong = sorted(name for name in found.keys() | files.keys() if found.get(name) != files.get(name))
             said = (
@@ -241,11 +248,12 @@ class _Chain:
 
     def _repeated(self, told: Mapping[str, Any], evaluations: Mapping[str, Evaluation]) -> Link:
         """The gate's own decision, made again from the samples."""
-        policy = params.Promote.model_validate(told["policy"])
+        policy = params.Promote.model_validate({"looks": 1, **told["policy"]})  # decisions from before there were looks
         challenger = _subject(evaluations[told["evaluation_run"]], told["challenger"])
         rival = _subject(evaluations[told["rival_evaluation_run"]], told["champion"])
         tasks = [*policy.targets, *policy.guards]
-        again = gate.decide([compare(task, challenger, rival) for task in tasks], policy, among=told["among"])
+        compared = [compare(task, challenger, rival) for task in tasks]
+        again = gate.decide(compared, policy, among=told["among"], look=look(challenger, rival, policy))
         before = {name: told[name] for name in asdict(again)}
         agreed = _alike(json.loads(json.dumps(asdict(again))), before)
         if not agreed:
