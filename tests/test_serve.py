@@ -7,7 +7,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,95 +20,30 @@ import pytest
 
 from gradeflow import adapter, params, registry, serve, tracking
 from gradeflow.errors import AdapterError, SettingsError, SetupError
-from gradeflow.params import Params
 from gradeflow.registry import Version
-from gradeflow.serve import Served, Server
-
-ROOT = Path(__file__).parents[1]
-BASE = "gradeflow-base-0123456789ab"
-TEMPLATE = (
-    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('no such role') }}{% endif %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-QUESTION: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
-
-
-def make_base(folder: Path) -> None:
-    """A random Qwen2 of two layers that reads and writes bytes."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate(["<|end|>", "<|pad|>", *alphabet])}
-    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>", pad_token="<|pad|>")
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(vocabulary),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        eos_token_id=0,
-        pad_token_id=1,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-
-
-def make_adapter(base: Path, folder: Path, *, zero: bool = False) -> None:
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(1)
-    settings = LoraConfig(
-        r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], init_lora_weights=zero, task_type="CAUSAL_LM"
-    )
-    get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings).save_pretrained(folder)
-    adapter.stamp(folder, adapter.BaseIdentity(BASE, "", "d"))
+from gradeflow.serve import Found, Server
+from gradeflow.server import catalogue
+from gradeflow.server.catalogue import Reference, Served
+from support import serving
+from support.serving import BASE, QUESTION, ROOT, SETTINGS, ask, directly, find, register, settings, start
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    make_base(folder / "models" / BASE)
-    make_adapter(folder / "models" / BASE, folder / "adapter")
-    make_adapter(folder / "models" / BASE, folder / "zero", zero=True)
-    return folder
-
-
-def settings(made: Path, **changed: Any) -> Params:
-    loaded = params.load(ROOT / "params.yaml")
-    section = loaded.serve.model_copy(update={"port": 0, "backend": "transformers", "max_tokens": 64, **changed})
-    base = loaded.base.model_copy(update={"folder": made / "models"})
-    return loaded.model_copy(update={"serve": section, "base": base})
-
-
-def served(made: Path, name: str = "adapter") -> Served:
-    folder = made / name
-    version = Version("policy", 3, "m-1", adapter.digest(folder), {})
-    return serve.check(folder, version, serve.names("policy@champion", version), settings(made).base)
-
-
-def start(adapted: Served, section: params.Serve, root: Path = Path()) -> None:
-    """Start a server and stop it at once."""
-    with serve.serving(adapted, section, root):
-        pass
+    return serving.make(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture(scope="module")
-def server(made: Path) -> Iterator[Server]:
-    with serve.serving(served(made), settings(made).serve) as running:
-        yield running
+def policy(made: Path, _store_folder: Path) -> Version:
+    """The registered champion of `policy`."""
+    tracking.connect(SETTINGS, _store_folder)
+    return register(made / "adapter", alias="champion")
+
+
+@pytest.fixture(scope="module")
+def server(made: Path, policy: Version, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with contextlib.chdir(tmp_path_factory.mktemp("serving")), serve.serving(find(made), settings(made)) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -118,41 +52,20 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         yield opened
 
 
-def ask(client: openai.OpenAI, content: str = "What is 3 + 4?", **more: Any) -> Any:
-    asked: dict[str, Any] = {"model": "policy@champion", "temperature": 0, "max_tokens": 16, **more}
-    return client.chat.completions.create(messages=[{"role": "user", "content": content}], **asked)
-
-
-def directly(made: Path, content: str, count: int, *, adapted: bool) -> str:
-    """The greedy answer without a server."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = made / "models" / BASE
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    model = PeftModel.from_pretrained(model, str(made / "adapter")) if adapted else model
-    prompt = torch.tensor([tokenizer(f"<user>{content}\n<assistant>")["input_ids"]])
-    made_ids = model.generate(
-        input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count
-    )
-    return str(tokenizer.decode(made_ids[0, prompt.shape[1] :], skip_special_tokens=True))
-
-
 def test_the_champion_answers_and_not_the_base(made: Path, client: openai.OpenAI) -> None:
     text = ask(client).choices[0].message.content
     assert text == directly(made, "What is 3 + 4?", 16, adapted=True)
     assert text != directly(made, "What is 3 + 4?", 16, adapted=False)
 
 
-def test_an_answer_names_its_adapter_and_counts_its_tokens(server: Server, client: openai.OpenAI) -> None:
+def test_an_answer_names_its_adapter_and_counts_its_tokens(policy: Version, client: openai.OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(
         model="policy@champion", messages=QUESTION, temperature=0, max_tokens=5
     )
     answer = raw.parse()
-    assert raw.headers["x-gradeflow-adapter"] == server.digest
-    assert answer.system_fingerprint == server.digest[:12]
+    assert raw.headers["x-gradeflow-adapter"] == policy.digest
+    assert raw.headers["x-gradeflow-version"] == f"policy/{policy.version}"
+    assert answer.system_fingerprint == policy.digest[:12]
     assert answer.model == "policy@champion"
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
@@ -161,14 +74,14 @@ def test_an_answer_names_its_adapter_and_counts_its_tokens(server: Server, clien
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 5
 
 
-def test_the_model_is_listed_under_its_names_with_its_digest(server: Server, client: openai.OpenAI) -> None:
+def test_the_model_is_listed_under_its_names_with_its_digest(policy: Version, client: openai.OpenAI) -> None:
     models = client.models.list().data
-    assert [model.id for model in models] == ["policy@champion", "policy", "policy/3"]
-    assert {model.model_extra["digest"] for model in models if model.model_extra} == {server.digest}
-    assert client.models.retrieve("policy/3").id == "policy/3"
+    assert [model.id for model in models] == ["policy@champion", "policy", "policy/1"]
+    assert {model.model_extra["digest"] for model in models if model.model_extra} == {policy.digest}
+    assert client.models.retrieve("policy/1").id == "policy/1"
 
 
-@pytest.mark.parametrize("name", ["policy@champion", "policy", "policy/3", "models:/policy@champion"])
+@pytest.mark.parametrize("name", ["policy@champion", "policy", "policy/1", "models:/policy@champion"])
 def test_every_name_answers_alike(client: openai.OpenAI, name: str) -> None:
     assert ask(client, model=name).choices[0].message.content == ask(client).choices[0].message.content
 
@@ -231,9 +144,9 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
         ({"max_tokens": 0}, "max_tokens: .*greater than 0"),
         ({"max_tokens": 65}, "max_tokens is 65; at most 64 here"),
         ({"max_completion_tokens": 65}, "at most 64 here"),
-        ({"stream": True}, "not streamed here"),
+        ({"stream": True, "logprobs": True}, "logprobs: not with stream here"),
+        ({"top_logprobs": 2}, "top_logprobs: needs logprobs"),
         ({"n": 2}, "n: "),
-        ({"logprobs": True}, "logprobs: "),
         ({"extra_body": {"top_k": 5}}, "top_k: Extra inputs"),
         ({"seed": 2**70}, "seed: "),
         ({"content": "x" * 300}, "the messages are 318 tokens long; the model takes 256"),
@@ -281,143 +194,166 @@ def test_an_unknown_route_is_answered_in_the_shape_of_openai(
 
 def test_health_needs_no_key(server: Server) -> None:
     reply = httpx.get(server.url.removesuffix("/v1") + "/health")
-    assert reply.json() == {"status": "ok", "adapter": server.digest}
+    assert reply.json() == {"status": "ok"}
+    assert httpx.get(server.url.removesuffix("/v1") + "/ready").json()["ready"]
 
 
 def test_the_key_is_asked_for(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", "s3cret")
-    with serve.serving(served(made), settings(made, host="0.0.0.0", api_key_env="TEST_KEY").serve) as running:
-        assert running.url.startswith("http://127.0.0.1:")
+    with serve.serving(find(made), settings(made, host="0.0.0.0", api_key_env="TEST_KEY")) as started:
+        assert started.url.startswith("http://127.0.0.1:")
         with (
-            openai.OpenAI(base_url=running.url, api_key="wrong", max_retries=0) as wrong,
+            openai.OpenAI(base_url=started.url, api_key="wrong", max_retries=0) as wrong,
             pytest.raises(openai.AuthenticationError, match="a valid API key is needed"),
         ):
             ask(wrong)
-        with openai.OpenAI(base_url=running.url, api_key="s3cret", max_retries=0) as right:
+        with openai.OpenAI(base_url=started.url, api_key="s3cret", max_retries=0) as right:
             assert ask(right).choices[0].message.content
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_an_address_that_others_reach_needs_a_key(made: Path, host: str) -> None:
     with pytest.raises(SettingsError, match=r"serve\.host: .* must send a key"):
-        start(served(made), settings(made, host=host).serve)
+        start(made, host=host)
 
 
 def test_a_key_that_is_not_exported_is_missed_everywhere(made: Path) -> None:
     with pytest.raises(SettingsError, match=r"serve\.api_key_env: the environment has no UNSET_KEY"):
-        start(served(made), settings(made, api_key_env="UNSET_KEY").serve)
+        start(made, api_key_env="UNSET_KEY")
 
 
 def test_a_taken_port_is_named(made: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1:{port}"):
-            start(served(made), settings(made, port=port).serve)
+            start(made, port=port)
 
 
-def test_a_stopped_server_is_gone(made: Path) -> None:
-    before = threading.active_count()
-    with serve.serving(served(made), settings(made).serve) as running:
-        assert running.alive()
-    assert not running.alive()
-    assert threading.active_count() == before
+def test_a_stopped_server_is_gone(made: Path, policy: Version, store: Path) -> None:
+    with serve.serving(find(made), settings(made)) as started:
+        assert started.alive()
+    assert not started.alive()
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{running.url}/models")
+        httpx.get(f"{started.url}/models")
 
 
-def test_an_adapter_that_does_nothing_is_refused_by_its_files(made: Path) -> None:
+def test_an_adapter_that_does_nothing_is_refused_by_its_files(made: Path, store: Path) -> None:
+    register(made / "zero", "idle", "champion")
     with pytest.raises(AdapterError, match="does nothing"):
-        served(made, "zero")
+        find(made, models=["idle@champion"])
 
 
-def test_an_adapter_that_does_nothing_is_refused_by_the_running_model(made: Path) -> None:
-    with pytest.raises(AdapterError, match="changes no logit"):
-        start(replace(served(made), adapter=made / "zero"), settings(made).serve)
+def test_an_adapter_that_does_something_else_once_it_is_loaded_is_refused(made: Path, store: Path) -> None:
+    told = json.dumps({"dtype": "float32", "changes": [0.5] * 60})
+    register(made / "adapter", "changed", "champion", **{registry.FINGERPRINT: told})
+    with pytest.raises(AdapterError, match="does not do to probabilities what it did when it was evaluated"):
+        start(made, models=["changed@champion"])
 
 
-def test_an_adapter_that_is_not_the_registered_one_is_refused(made: Path) -> None:
-    version = Version("policy", 3, "m-1", "f" * 64, {})
+def test_an_adapter_that_is_not_the_registered_one_is_refused(made: Path, policy: Version, tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match="was registered as ffffffffffff"):
-        serve.check(made / "adapter", version, ("policy",), settings(made).base)
+        catalogue.fetch(replace(policy, digest="f" * 64), settings(made).base, tmp_path, "hf")
 
 
-def test_a_base_that_is_not_here_is_named(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "adapter", tmp_path / "adapter")
-    adapter.stamp(tmp_path / "adapter", adapter.BaseIdentity("gradeflow-base-ffffffffffff", "", "d"))
-    version = Version("policy", 3, "m-1", adapter.digest(tmp_path / "adapter"), {})
+def based_on(made: Path, folder: Path, name: str, base: str, revision: str = "") -> None:
+    shutil.copytree(made / "adapter", folder)
+    adapter.stamp(folder, adapter.BaseIdentity(base, revision, "d"))
+    register(folder, name, "champion")
+
+
+def test_a_base_that_is_not_here_is_named(made: Path, store: Path, tmp_path: Path) -> None:
+    based_on(made, tmp_path / "adapter", "baseless", "gradeflow-base-ffffffffffff")
     with pytest.raises(SetupError, match="gradeflow-base-ffffffffffff"):
-        serve.check(tmp_path / "adapter", version, ("policy",), settings(made).base)
+        find(made, models=["baseless@champion"])
 
 
-def test_a_base_that_is_not_whole_is_named(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "models" / BASE, tmp_path / BASE, ignore=shutil.ignore_patterns("*.safetensors"))
-    with pytest.raises(SetupError, match=f"base .*{BASE}: cannot be loaded"):
-        start(replace(served(made), base=str(tmp_path / BASE)), settings(made).serve)
-
-
-def test_a_hub_base_is_taken_at_the_commit_that_the_adapter_names(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "adapter", tmp_path / "adapter")
-    adapter.stamp(tmp_path / "adapter", adapter.BaseIdentity("Qwen/Qwen2.5-0.5B-Instruct", "7ae5576", "d"))
-    version = Version("policy", 3, "m-1", adapter.digest(tmp_path / "adapter"), {})
-    found = serve.check(tmp_path / "adapter", version, ("policy",), settings(made).base)
+def test_adapters_of_two_bases_are_served_apart(made: Path, policy: Version, store: Path, tmp_path: Path) -> None:
+    based_on(made, tmp_path / "adapter", "hub", "Qwen/Qwen2.5-0.5B-Instruct", "7ae5576")
+    found = find(made, models=["hub@champion"])
     assert (found.base, found.revision) == ("Qwen/Qwen2.5-0.5B-Instruct", "7ae5576")
+    with pytest.raises(SettingsError, match=r"one base, and policy@champion is of .*; hub@champion is of Qwen"):
+        find(made, models=["policy@champion", "hub@champion"])
+
+
+def test_a_base_that_is_not_whole_is_named(made: Path, policy: Version, store: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "models" / BASE, tmp_path / BASE, ignore=shutil.ignore_patterns("*.safetensors"))
+    broken = replace(find(made), base=str(tmp_path / BASE))
+    with pytest.raises(SetupError, match=f"base .*{BASE}: cannot be loaded"), serve.serving(broken, settings(made)):
+        pass
 
 
 @pytest.mark.parametrize(
-    ("reference", "expected"),
+    ("reference", "names"),
     [
-        ("policy@champion", ("policy@champion", "policy", "policy/3")),
-        ("models:/policy@champion", ("policy@champion", "policy", "policy/3")),
-        ("policy/3", ("policy/3", "policy")),
+        ("policy@champion", ("policy@champion", "policy")),
+        ("models:/policy@champion", ("policy@champion", "policy")),
+        ("policy", ("policy@champion", "policy")),
+        ("policy@challenger", ("policy@challenger",)),
+        ("policy/3", ("policy/3",)),
     ],
 )
-def test_a_model_has_its_alias_its_name_and_its_version(reference: str, expected: tuple[str, ...]) -> None:
-    assert serve.names(reference, Version("policy", 3, "m-1", "d", {})) == expected
+def test_a_reference_has_its_names(reference: str, names: tuple[str, ...]) -> None:
+    assert Reference.of(reference).names == names
 
 
-HUB = Served(
-    ("p@champion", "p"),
-    Path("/cache/abc"),
-    "d" * 64,
-    64,
-    "Qwen/Qwen2.5-7B-Instruct",
+@pytest.mark.parametrize("reference", ["", "@champion", "policy@", "policy/x", "policy/0", "/3"])
+def test_what_is_no_reference_is_refused(reference: str) -> None:
+    with pytest.raises(SettingsError, match="names no registered adapter; expected name@alias or name/3"):
+        Reference.of(reference)
+
+
+CHAMPION = Reference("p", "champion")
+HUB = Found(
+    {CHAMPION: Served(Version("p", 3, "m-1", "d" * 64, {}), Path("/cache/abc"), 64)},
     "Qwen/Qwen2.5-7B-Instruct",
     "a09a",
+    64,
 )
 
 
-def test_vllm_gets_the_base_at_its_commit_and_the_adapter_under_its_names() -> None:
-    assert serve.vllm_command(Path("bin/vllm"), HUB, "127.0.0.1", 8000, cpu=False) == [
+def command(found: Found = HUB, *, cpu: bool = False, **changed: Any) -> list[str]:
+    section = params.load(ROOT / "params.yaml").serve.model_copy(update=changed)
+    return serve.vllm_command(Path("bin/vllm"), found, section, 8000, cpu=cpu)
+
+
+def test_vllm_gets_the_base_at_its_commit_and_no_adapter() -> None:
+    assert command() == [
         *("bin/vllm", "serve", "Qwen/Qwen2.5-7B-Instruct"),
         *("--revision", "a09a", "--tokenizer-revision", "a09a"),
-        *("--served-model-name", "Qwen/Qwen2.5-7B-Instruct"),
-        *("--host", "127.0.0.1", "--port", "8000"),
+        *("--served-model-name", "base", "--host", "127.0.0.1", "--port", "8000"),
         *("--enable-lora", "--max-lora-rank", "64", "--max-loras", "2"),
-        *("--lora-modules", "p@champion=/cache/abc", "p=/cache/abc"),
+        *("--override-generation-config", '{"max_new_tokens": 512}'),
+        *("--shutdown-timeout", "30", "--middleware", "gradeflow.server.vllm.Middleware"),
     ]
 
 
-def test_vllm_on_cpu_runs_eagerly_in_float32() -> None:
-    command = serve.vllm_command(Path("vllm"), HUB, "127.0.0.1", 1, cpu=True)
-    assert command[-3:] == ["--dtype", "float32", "--enforce-eager"]
+def test_vllm_on_cpu_runs_eagerly_in_float32_and_takes_more_arguments() -> None:
+    more = command(cpu=True, vllm_args=["--max-model-len", "1024"])
+    assert more[-5:] == ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"]
 
 
 @pytest.mark.parametrize(
     ("rank", "chosen"), [(1, "1"), (2, "8"), (8, "8"), (9, "16"), (65, "128"), (257, "320"), (512, "512")]
 )
 def test_vllm_takes_the_next_rank_that_it_knows(rank: int, chosen: str) -> None:
-    command = serve.vllm_command(Path("vllm"), replace(HUB, rank=rank), "127.0.0.1", 1, cpu=False)
-    assert command[command.index("--max-lora-rank") + 1] == chosen
+    told = command(replace(HUB, largest=rank))
+    assert told[told.index("--max-lora-rank") + 1] == chosen
 
 
 def test_a_rank_beyond_vllm_is_refused() -> None:
     with pytest.raises(AdapterError, match="rank 513; vLLM takes at most 512"):
-        serve.vllm_command(Path("vllm"), replace(HUB, rank=513), "127.0.0.1", 1, cpu=False)
+        command(replace(HUB, largest=513))
 
 
-def test_vllm_that_is_asked_for_and_not_there_is_missed(made: Path, tmp_path: Path) -> None:
+def test_the_largest_rank_of_all_versions_counts(made: Path, store: Path) -> None:
+    register(made / "other", "ranks", **{registry.RANK: "24"})
+    register(made / "adapter", "ranks", "champion")
+    assert find(made, models=["ranks"]).largest == 24
+
+
+def test_vllm_that_is_asked_for_and_not_there_is_missed(made: Path, policy: Version, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="make vllm"):
-        start(served(made), settings(made, backend="vllm").serve, tmp_path)
+        start(made, tmp_path, backend="vllm")
 
 
 STAND_IN = f"""#!{sys.executable}
@@ -429,11 +365,8 @@ if os.environ.get("STAND_IN") == "broken":
 port = int(sys.argv[sys.argv.index("--port") + 1])
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.reply({{}})
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        changed = "gradeflow-base" not in asked["model"] and os.environ.get("STAND_IN") != "idle"
-        self.reply({{"choices": [{{"logprobs": {{"top_logprobs": [{{"a": -1.0 if changed else -2.0}}]}}}}]}})
+        refused = {{"policy@champion": "it is idle"}} if os.environ.get("STAND_IN") == "idle" else {{}}
+        self.reply({{"ready": not refused, "refused": refused}})
     def reply(self, value):
         content = json.dumps(value).encode()
         self.send_response(200)
@@ -456,35 +389,40 @@ def with_vllm(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_vllm_is_taken_where_it_is_and_stopped_at_the_end(made: Path, with_vllm: Path) -> None:
-    with serve.serving(served(made), settings(made, backend="auto").serve, with_vllm) as running:
-        assert running.backend == "vllm"
-        assert running.alive()
-    assert not running.alive()
+def test_vllm_is_taken_where_it_is_and_stopped_at_the_end(
+    made: Path, policy: Version, store: Path, with_vllm: Path
+) -> None:
+    with serve.serving(find(made), settings(made, backend="auto"), with_vllm) as started:
+        assert started.backend == "vllm"
+        assert started.alive()
+    assert not started.alive()
 
 
 def test_vllm_beside_the_interpreter_is_taken_as_in_the_image(
-    made: Path, with_vllm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Path, policy: Version, store: Path, with_vllm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = adapter.vllm.program(with_vllm).with_name("python")
     beside.symlink_to(sys.executable)
+    found = find(made)
     monkeypatch.setattr("sys.executable", str(beside))
-    with serve.serving(served(made), settings(made, backend="auto").serve, tmp_path / "elsewhere") as running:
-        assert running.backend == "vllm"
+    with serve.serving(found, settings(made, backend="auto"), tmp_path / "elsewhere") as started:
+        assert started.backend == "vllm"
 
 
-def test_an_adapter_that_vllm_does_not_apply_is_refused(
-    made: Path, with_vllm: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_vllm_refuses_at_the_start_is_told(
+    made: Path, policy: Version, store: Path, with_vllm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN", "idle")
-    with pytest.raises(AdapterError, match="served by vLLM the adapter changes nothing"):
-        start(served(made), settings(made, backend="vllm").serve, with_vllm)
+    with pytest.raises(AdapterError, match="policy@champion: it is idle"):
+        start(made, with_vllm, backend="vllm")
 
 
-def test_a_vllm_that_does_not_start_is_quoted(made: Path, with_vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_that_does_not_start_is_quoted(
+    made: Path, policy: Version, store: Path, with_vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STAND_IN", "broken")
     with pytest.raises(SetupError, match="vLLM ended with status 1: ValueError: no such model"):
-        start(served(made), settings(made, backend="vllm").serve, with_vllm)
+        start(made, with_vllm, backend="vllm")
 
 
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -492,8 +430,8 @@ def test_an_unknown_reference_says_what_to_do(made: Path, tmp_path: Path) -> Non
     from gradeflow import tracking
 
     tracking.connect(settings(made).tracking.model_copy(update={"uri": f"sqlite:///{tmp_path}/m.db"}), tmp_path)
-    with pytest.raises(SettingsError, match="the registry has no gradeflow-policy@champion"):
-        serve.find(settings(made), tmp_path / "cache")
+    with pytest.raises(SettingsError, match="the registry has no policy@champion"):
+        find(made, tmp_path / "cache")
 
 
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -510,7 +448,7 @@ def test_the_stage_serves_what_is_registered_until_it_is_told_to_stop(made: Path
     with subprocess.Popen(
         [
             *(sys.executable, "-m", "gradeflow", "serve"),
-            *("--serve.model", "policy@champion", "--serve.port", "0", "--serve.backend", "transformers"),
+            *("--serve.models", "[policy@champion]", "--serve.port", "0", "--serve.backend", "transformers"),
             *("--base.folder", str(made / "models"), "--tracking.uri", connection.uri),
         ],
         cwd=tmp_path,
@@ -587,18 +525,18 @@ def test_mlflow_loads_a_registered_adapter_and_it_answers_as_the_server_does(
 
 
 def test_requests_to_the_python_function_are_checked_and_may_be_many(made: Path, server: Server) -> None:
-    from gradeflow.server import chat, http, pyfunc
+    from gradeflow.server import chat, pyfunc
 
-    ours = served(made)
-    card = http.Card(ours.names, ours.digest, ours.base_name)
-    model = pyfunc.ChatModel(chat.load(ours.base, "", ours.adapter), card, 8)
+    loaded = chat.load(str(made / "models" / BASE), "")
+    loaded.attach("d", made / "adapter")
+    model = pyfunc.ChatModel(loaded, "d", 8)
     row = {"messages": QUESTION, "temperature": 0}
     assert [reply["choices"][0]["message"]["content"] for reply in model.predict([row, row])] == [
         ask_at_zero(server)
     ] * 2
     assert model.predict(row, {"max_tokens": 1})["usage"]["completion_tokens"] == 1
     for wrong in ({"messages": []}, {"messages": QUESTION, "max_tokens": 9}, {"messages": QUESTION, "stream": True}):
-        with pytest.raises(ValueError, match=r"messages|max_tokens|streamed"):
+        with pytest.raises(ValueError, match=r"messages|max_tokens|stream"):
             model.predict(wrong)
 
 

@@ -70,11 +70,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Results of lm-eval's tasks by subject and task, and samples of workflows by what wrote them."""
+    """Results of lm-eval's tasks by subject and task, samples of workflows by writer, fingerprints of adapters."""
 
     evaluations: Mapping[str, Mapping[str, Evaluation]]
     samples: Mapping[str, Sequence[Sample]]
     facts: Mapping[str, Any]
+    fingerprints: Mapping[str, Mapping[str, Any]]
 
     @property
     def looked(self) -> Looked | None:
@@ -296,7 +297,11 @@ def read(plan: Plan) -> Measured:
         for subject in plan.subjects
     }
     samples, facts = workflow.read(plan) if WORKFLOW in plan.tasks else ({}, {})
-    return Measured(evaluations, samples, facts)
+    files = {subject.name: plan.fingerprint(subject.name) for subject in plan.subjects[1:]}
+    fingerprints = {
+        name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()
+    }
+    return Measured(evaluations, samples, facts, fingerprints)
 
 
 def write(out: Path, plan: Plan, measured: Measured, found: Sequence[Found], identity: BaseIdentity) -> None:
@@ -321,6 +326,7 @@ def write(out: Path, plan: Plan, measured: Measured, found: Sequence[Found], ide
                 "digest": subject.digest,
                 "path": f"adapters/{subject.name}",
                 "training_run": one.training_run,
+                "fingerprint": measured.fingerprints.get(subject.name, {}),
                 **_summary_of(subject.name, measured),
             }
             for subject, one in zip(plan.subjects[1:], found, strict=True)

@@ -333,12 +333,19 @@ class Promote(Section):
 
 
 class Serve(Section):
-    model: str = setting("registry name and alias or version, as in `gradeflow-policy@champion`")
+    models: list[str] = setting(
+        "registered adapters of one base: `NAME@ALIAS`, which is followed, or `NAME/VERSION`", min_length=1
+    )
     backend: Literal["auto", "vllm", "transformers"] = setting("`auto`: vLLM where .venv-vllm has it, else in process")
     host: str = setting("address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = setting("port; 0: any free one")
     api_key_env: str = setting("environment variable with the key that clients must send; needed off loopback")
     max_tokens: Positive = setting("most tokens of a reply")
+    max_request_kib: Positive = setting("most KiB of a request")
+    max_concurrency: Positive = setting("most requests at once; more are told to ask again")
+    poll_s: Annotated[float, Field(gt=0)] = setting("seconds between looks at the registry for aliases that moved")
+    trace_share: Share = setting("share of the requests that are kept in MLflow as traces")
+    vllm_args: list[str] = setting("further arguments of `vllm serve`")
 
 
 class Solve(Section):

@@ -263,10 +263,16 @@ def _register(challenger: Subject, params: Params) -> Version:
         digest=challenger.digest,
         run_id=challenger.training_run or evaluation.run_id,
         step=challenger.step,
-        tags=_lineage(challenger),
+        tags=_lineage(challenger) | _facts_of(challenger, facts),
     )
     registry.set_alias(version, "candidate")
     return version
+
+
+def _facts_of(challenger: Subject, facts: adapter.AdapterFacts) -> dict[str, str]:
+    """What a server wants to know before it loads the adapter."""
+    known = {registry.RANK: str(facts.rank), registry.FINGERPRINT: challenger.fingerprint}
+    return {name: value for name, value in known.items() if value}
 
 
 def _lineage(challenger: Subject) -> dict[str, str]:

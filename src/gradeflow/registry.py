@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import mlflow
 
 ADAPTER_DIGEST = "gradeflow.adapter.digest"
+RANK = "gradeflow.adapter.rank"
+FINGERPRINT = "gradeflow.adapter.fingerprint"
+"""What the adapter does to log-probabilities, as the evaluation saw it, as JSON: `dtype` and `changes`."""
 FILES = "gradeflow.files"
 PROMPTS = "gradeflow.prompts"
 PROMPT_VERSION = "gradeflow.prompt.version"
@@ -203,6 +206,20 @@ def _create(name: str, about: str) -> None:
 
 def get_alias(name: str, alias: str) -> Version | None:
     return _get(lambda client: client.get_model_version_by_alias(name, alias))
+
+
+def aliases(name: str) -> dict[str, int]:
+    """The version that each alias of a model leads to; none where there is no such model."""
+    from mlflow.exceptions import MlflowException
+
+    with tracking.told():
+        try:
+            found = _client().get_registered_model(name).aliases
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return {}
+            raise
+    return {alias: int(number) for alias, number in dict(found).items()}
 
 
 def set_alias(version: Version, alias: str) -> None:

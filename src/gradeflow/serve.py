@@ -1,44 +1,48 @@
-"""Serve a registered adapter behind OpenAI's API: by vLLM where its environment is, else in this process.
-
-Not here: following an alias that moves, several adapters on one base, the adapter's digest in vLLM's replies.
-"""
+"""Serve registered adapters of one base behind OpenAI's API: by vLLM where its environment is, else in this process."""
 
 import contextlib
 import ipaddress
+import json
 import os
 import shlex
 import signal
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gradeflow import adapter, models, registry, tracking
+from gradeflow import adapter, registry, tracking
 from gradeflow.adapter import vllm
 from gradeflow.errors import AdapterError, SettingsError, SetupError
 from gradeflow.llm import vllm_process
-from gradeflow.params import Base, Params, Serve
+from gradeflow.params import Params, Serve
 from gradeflow.redact import redact
-from gradeflow.registry import Version
+from gradeflow.server import catalogue, running
+from gradeflow.server.catalogue import Reference, Served
 
-CACHE = Path(".gradeflow/adapters")
 VLLM_LOG = Path(".gradeflow/vllm.log")
 STOP_S = 30.0
+LOOK_S = 0.1
+MIDDLEWARE = "gradeflow.server.vllm.Middleware"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A checked adapter, its base (a folder, or a hub id at `revision`), and the names it answers to."""
+class Found:
+    """What is served at first, by its reference, and the base of all (a folder, or a hub id at `revision`)."""
 
-    names: tuple[str, ...]
-    adapter: Path
-    digest: str
-    rank: int
+    first: Mapping[Reference, Served]
     base: str
-    base_name: str
-    revision: str = ""
+    revision: str
+    largest: int
+    """The largest rank of all registered versions of these models."""
+
+    @property
+    def model(self) -> str:
+        return str(next(iter(self.first)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,6 @@ class Server:
 
     url: str
     model: str
-    digest: str
     backend: str
     alive: Callable[[], bool]
 
@@ -56,57 +59,62 @@ def main(params: Params) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     tracking.connect(params.tracking, Path.cwd())
-    served = find(params)
+    found = find(params, "vllm" if uses_vllm(params.serve) else "hf")
     with tracking.start_run("serve", redact(params.model_dump(mode="json"))) as run:
         began = time.monotonic()
-        with serving(served, params.serve) as server:
-            run.set_tags({registry.ADAPTER_DIGEST: served.digest, "gradeflow.serve.backend": server.backend})
+        with serving(found, params, run_id=run.id) as server:
+            digests = ",".join(dict.fromkeys(one.version.digest for one in found.first.values()))
+            run.set_tags({registry.ADAPTER_DIGEST: digests, "gradeflow.serve.backend": server.backend})
             run.log_metrics({"serve/start_seconds": time.monotonic() - began})
-            print(f"{server.url}: {', '.join(served.names)}, adapter {served.digest[:12]} by {server.backend}")
+            for reference, served in found.first.items():
+                print(f"{server.url}: {', '.join(reference.names)}: {served.version} by {server.backend}")
             print(example(server, params.serve), flush=True)
             _wait(server)
 
 
-def find(params: Params, cache: Path = CACHE) -> Served:
-    """The adapter that `serve.model` names in the registry: fetched, and checked against what was registered.
+def find(params: Params, backend: adapter.Backend = "hf", cache: Path = running.CACHE) -> Found:
+    """What the names of `serve.models` lead to in the registry: fetched, and checked against what was registered.
 
     Raises:
-        SettingsError: there is no such version.
-        AdapterError: its files are not the registered adapter, do nothing, or do not fit the base.
+        SettingsError: there is no such version, or they have different bases.
+        AdapterError: the files are not the registered adapter, do nothing, or do not fit the base.
     """
-    version = registry.resolve(params.serve.model)
-    if version is None:
-        raise SettingsError(
-            f"serve.model: the registry has no {params.serve.model}. Run `gradeflow promote`, or name another"
+    first: dict[Reference, Served] = {}
+    for reference in running.references(params):
+        version = registry.resolve(str(reference))
+        if version is None:
+            raise SettingsError(
+                f"serve.models: the registry has no {reference}. Run `gradeflow promote`, or name another"
+            )
+        first[reference] = catalogue.fetch(version, params.base, cache, backend)
+    bases = {catalogue.base_of(served.folder, params.base): str(one) for one, served in first.items()}
+    if len(bases) > 1:
+        told = "; ".join(f"{one} is of {base}" for (base, _), one in bases.items())
+        raise SettingsError(f"serve.models: a server has one base, and {told}. Serve them apart")
+    ((base, revision),) = bases
+    return Found(first, base, revision, max(map(_rank, _versions(first))))
+
+
+def _versions(first: Mapping[Reference, Served]) -> list[Served | int]:
+    """What may be served one day: all versions with a rank, and those that are now."""
+    told = [one.tags.get(registry.RANK, "") for name in {one.name for one in first} for one in registry.versions(name)]
+    return [*first.values(), *(int(rank) for rank in told if rank.isdecimal())]
+
+
+def _rank(one: Served | int) -> int:
+    return one if isinstance(one, int) else one.rank
+
+
+def uses_vllm(settings: Serve, root: Path = Path()) -> bool:
+    """Raises:
+    SetupError: vLLM is asked for and is not there.
+    """
+    program = vllm.program(root)
+    if settings.backend == "vllm" and not program.is_file():
+        raise SetupError(
+            f"serve.backend: {program} is not there. Run `make vllm`, or set serve.backend to transformers"
         )
-    return check(registry.fetch(version, cache), version, names(params.serve.model, version), params.base)
-
-
-def names(reference: str, version: Version) -> tuple[str, ...]:
-    """What clients may call the model: as it was asked for, the bare name, and the fixed version."""
-    asked = reference.removeprefix("models:/")
-    return tuple(dict.fromkeys((asked, version.name, f"{version.name}/{version.version}")))
-
-
-def check(folder: Path, version: Version, served_as: tuple[str, ...], settings: Base) -> Served:
-    config = adapter.read_config(folder)
-    named, revision = str(config.get("base_model_name_or_path")), config.get("revision") or ""
-    base, revision = models.of_adapter(settings, named, revision)
-    facts = adapter.validate(folder, base_folder=Path(base) if Path(base).is_dir() else None)
-    if facts.digest != version.digest:
-        raise AdapterError(
-            f"{folder}: its digest is {facts.digest[:12]}; {version.name} {version.version} was registered "
-            f"as {version.digest[:12]}"
-        )
-    return Served(
-        served_as,
-        folder.resolve(),
-        facts.digest,
-        facts.rank,
-        base,
-        str(config["base_model_name_or_path"]),
-        revision,
-    )
+    return settings.backend != "transformers" and program.is_file()
 
 
 def example(server: Server, settings: Serve) -> str:
@@ -117,22 +125,17 @@ def example(server: Server, settings: Serve) -> str:
 
 
 @contextlib.contextmanager
-def serving(served: Served, settings: Serve, root: Path = Path()) -> Iterator[Server]:
+def serving(found: Found, params: Params, root: Path = Path(), *, run_id: str = "") -> Iterator[Server]:
     """A server that answers as long as the context lasts; port 0 takes a free one.
 
     Raises:
         SettingsError: the address is taken, or would be open to others without a key.
         SetupError: vLLM is asked for and is not there, or does not start.
-        AdapterError: the running model is not changed by the adapter.
+        AdapterError: an adapter changes nothing once it is loaded, or does not do what it was registered for.
     """
-    key = _key(settings)
-    program = vllm.program(root)
-    if settings.backend == "vllm" and not program.is_file():
-        raise SetupError(
-            f"serve.backend: {program} is not there. Run `make vllm`, or set serve.backend to transformers"
-        )
-    by_vllm = settings.backend != "transformers" and program.is_file()
-    with _by_vllm(served, settings, key, root) if by_vllm else _in_process(served, settings, key) as server:
+    key = _key(params.serve)
+    by_vllm = uses_vllm(params.serve, root)
+    with _by_vllm(found, params, key, run_id, root) if by_vllm else _in_process(found, params, key, run_id) as server:
         yield server
 
 
@@ -170,78 +173,95 @@ def _url(host: str, port: int) -> str:
 
 
 @contextlib.contextmanager
-def _in_process(served: Served, settings: Serve, key: str) -> Iterator[Server]:
+def _in_process(found: Found, params: Params, key: str, run_id: str) -> Iterator[Server]:
     import uvicorn
 
     from gradeflow.server import chat, http
+    from gradeflow.server.local import Local
 
+    settings = params.serve
     listener = _listen(settings.host, settings.port)
     with contextlib.closing(listener):
-        loaded = chat.load(served.base, served.revision, served.adapter)
-        card = http.Card(served.names, served.digest, served.base_name)
-        api = http.app(loaded, card, max_tokens=settings.max_tokens, key=key)
+        loaded = chat.load(found.base, found.revision)
+        api = http.app(loaded, max_tokens=settings.max_tokens)
+        gateway = running.gateway(api, Local(loaded), params, backend="hf", key=key, run_id=run_id)
         engine = uvicorn.Server(
-            uvicorn.Config(api, log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=int(STOP_S))
+            uvicorn.Config(
+                gateway, log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=int(STOP_S)
+            )
         )
         thread = threading.Thread(target=engine.run, kwargs={"sockets": [listener]}, daemon=True)
         url = _url(settings.host, listener.getsockname()[1])
         thread.start()
         try:
-            while not engine.started and thread.is_alive():
-                time.sleep(0.01)
-            if not engine.started:
-                raise SetupError(f"the server at {url} did not start; what went wrong is above")
-            yield Server(f"{url}/v1", served.names[0], served.digest, "transformers", thread.is_alive)
+            _await_ready(url, thread.is_alive)
+            yield Server(f"{url}/v1", found.model, "transformers", thread.is_alive)
         finally:
             engine.should_exit = True
             thread.join(STOP_S)
 
 
-def vllm_command(program: Path, served: Served, host: str, port: int, *, cpu: bool) -> list[str]:
-    rank = adapter.max_lora_rank(served.rank)
-    pinned = ["--revision", served.revision, "--tokenizer-revision", served.revision] if served.revision else []
+def vllm_command(program: Path, found: Found, settings: Serve, port: int, *, cpu: bool) -> list[str]:
+    pinned = ["--revision", found.revision, "--tokenizer-revision", found.revision] if found.revision else []
+    together = len(found.first) + 1  # while an alias moves, its old version still answers
     return [
-        *(str(program), "serve", served.base, *pinned, "--served-model-name", served.base_name),
-        *("--host", host, "--port", str(port)),
-        *("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(len(served.names))),
-        *("--lora-modules", *(f"{name}={served.adapter}" for name in served.names)),
+        *(str(program), "serve", found.base, *pinned, "--served-model-name", "base"),
+        *("--host", settings.host, "--port", str(port)),
+        *("--enable-lora", "--max-lora-rank", str(adapter.max_lora_rank(found.largest))),
+        *("--max-loras", str(together)),
+        *("--override-generation-config", json.dumps({"max_new_tokens": settings.max_tokens})),
+        *("--shutdown-timeout", str(int(STOP_S)), "--middleware", MIDDLEWARE),
         *(("--dtype", "float32", "--enforce-eager") if cpu else ()),
+        *settings.vllm_args,
     ]
 
 
 @contextlib.contextmanager
-def _by_vllm(served: Served, settings: Serve, key: str, root: Path) -> Iterator[Server]:
-    adapter.validate(served.adapter, backend="vllm", allow_bin=True)
+def _by_vllm(found: Found, params: Params, key: str, run_id: str, root: Path) -> Iterator[Server]:
+    settings = params.serve
     with _listen(settings.host, settings.port) as probe:
         port = probe.getsockname()[1]
     program, url = vllm.program(root).absolute(), _url(settings.host, port)
-    command = vllm_command(program, served, settings.host, port, cpu=vllm.is_cpu_build(program))
-    given = vllm_process.environment(key, os.environ)
-    with vllm_process.running(command, given, url, root / VLLM_LOG) as process:
-        _prove_alive(url, served, key)
-        yield Server(f"{url}/v1", served.names[0], served.digest, "vllm", lambda: process.poll() is None)
+    command = vllm_command(program, found, settings, port, cpu=vllm.is_cpu_build(program))
+    with tempfile.TemporaryDirectory() as place:
+        given = vllm_process.environment("", os.environ) | {
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            running.SETTINGS: str(_written(params, Path(place))),
+            running.KEY: key,
+            running.RUN: run_id,
+        }
+        with vllm_process.running(command, given, url, root / VLLM_LOG) as process:
+            _await_ready(url, lambda: process.poll() is None)
+            yield Server(f"{url}/v1", found.model, "vllm", lambda: process.poll() is None)
 
 
-def _prove_alive(url: str, served: Served, key: str) -> None:
-    """Ask base and adapter for the same token: an adapter at work leaves other log-probabilities."""
+def _written(params: Params, place: Path) -> Path:
+    """These settings as a file."""
+    file = place / "params.yaml"
+    file.write_text(json.dumps(params.model_dump(mode="json")), encoding="utf-8")  # which is YAML, too
+    return file
+
+
+def _await_ready(url: str, alive: Callable[[], bool]) -> None:
+    """Wait until every name leads to an adapter that is loaded and proved.
+
+    Raises:
+        SetupError: the server ends before.
+        AdapterError: an adapter is refused.
+    """
     import httpx
 
-    found = []
-    for model in (served.base_name, served.names[0]):
-        question = {
-            "model": model,
-            "prompt": list(range(1, 17)),
-            "max_tokens": 1,
-            "temperature": 0,
-            "logprobs": 5,
-        }
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        reply = httpx.post(f"{url}/v1/completions", json=question, headers=headers, trust_env=False, timeout=120)
-        if not reply.is_success:
-            raise SetupError(f"vLLM at {url} does not serve {model}: {reply.status_code} {reply.text[:200]}")
-        found.append(reply.json()["choices"][0]["logprobs"]["top_logprobs"])
-    if found[0] == found[1]:
-        raise AdapterError(f"{served.adapter}: served by vLLM the adapter changes nothing")
+    while alive():
+        with contextlib.suppress(httpx.TransportError):
+            reply = httpx.get(f"{url}/ready", trust_env=False, timeout=5)
+            told: dict[str, Any] = reply.json()
+            if told["ready"]:
+                return
+            if refused := told["refused"]:
+                raise AdapterError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+        time.sleep(LOOK_S)
+    raise SetupError(f"the server at {url} did not start; what went wrong is above")
 
 
 def _wait(server: Server) -> None:

@@ -243,7 +243,7 @@ class Watcher:
         facts = adapter.validate(folder, self.course.identity)
         self.course.model.load_adapter(str(folder), "best")
         self.course.model.set_adapter("best")
-        adapter.prove_alive(self.course.model, adapter.default_probes(len(self.course.tokenizer)))
+        adapter.fingerprint(self.course.model, adapter.default_probes(len(self.course.tokenizer)))
         result = self.folder / "adapter"
         shutil.rmtree(result, ignore_errors=True)
         shutil.copytree(folder, result, ignore=shutil.ignore_patterns("score.txt"))

@@ -5,7 +5,7 @@ It names its base by hub id and revision, or by the recipe of an embedded base (
 path: another machine finds that base below its own `base.folder`, or makes it with `gradeflow base`.
 """
 
-from gradeflow.adapter.alive import alike, default_probes, fingerprint, logit_change, prove_alive
+from gradeflow.adapter.alive import alike, changes, default_probes, fingerprint, tolerance
 from gradeflow.adapter.checks import AdapterFacts, Backend, validate
 from gradeflow.adapter.files import (
     CONFIG,
@@ -29,14 +29,14 @@ __all__ = [
     "BaseIdentity",
     "alike",
     "base_shapes",
+    "changes",
     "default_probes",
     "digest",
     "find_weights",
     "fingerprint",
-    "logit_change",
     "max_lora_rank",
-    "prove_alive",
     "read_config",
     "stamp",
+    "tolerance",
     "validate",
 ]

@@ -1,5 +1,6 @@
-"""Whether a loaded adapter does anything, and what: told by the logits of a few fixed token sequences."""
+"""Whether a loaded adapter does anything, and what: told by what it does to the likelihood of fixed token sequences."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,8 @@ if TYPE_CHECKING:
     import torch
     from peft import PeftModel
 
-PLACES = 4  # logits of each probe that a fingerprint has
+EXACT = 0.01
+ROUGH = 0.25
 
 
 def default_probes(vocabulary: int, count: int = 4, length: int = 16) -> tuple[tuple[int, ...], ...]:
@@ -19,50 +21,52 @@ def default_probes(vocabulary: int, count: int = 4, length: int = 16) -> tuple[t
     )
 
 
-def logit_change(model: "PeftModel", probes: Sequence[Sequence[int]]) -> float:
-    """The largest difference that the active adapter makes in a logit; probes are of one length."""
-    return float(_changes(model, probes).abs().max())
+def fingerprint(model: "PeftModel", probes: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    """What the active adapter does to the log-probability of each token of each probe but the first.
 
-
-def prove_alive(model: "PeftModel", probes: Sequence[Sequence[int]]) -> float:
-    """The adapter's `logit_change`, if it makes one.
+    It can be had from any server that tells the log-probabilities of a prompt. Two are compared by `alike`, never by
+    equality or by a digest: on another machine the same numbers are added in another order.
 
     Raises:
-        AdapterError: it changes nothing, or turns logits into something that is no number.
+        AdapterError: it changes none of them, or makes one that is no number.
     """
-    change = logit_change(model, probes)
-    if not change > 0:
+    adapted, plain = _both(model, probes)
+    return changes(_of_tokens(adapted, probes), _of_tokens(plain, probes))
+
+
+def changes(adapted: Sequence[float], plain: Sequence[float]) -> tuple[float, ...]:
+    """The fingerprint of an adapter from log-probabilities with and without it, to four digits.
+
+    Raises:
+        AdapterError: all are the same, or one is no number.
+    """
+    found = tuple(float(f"{one - other:.4g}") for one, other in zip(adapted, plain, strict=True))
+    if not all(map(math.isfinite, found)):
+        raise AdapterError("the loaded adapter makes log-probabilities that are not numbers")
+    if not any(found):
         raise AdapterError(
-            "the loaded adapter changes no logit: it is not bound to the model, not active, or all zero"
-            if change == 0
-            else "the loaded adapter makes logits that are not numbers"
+            "the loaded adapter changes no log-probability: it is not bound to the model, not active, or all zero"
         )
-    return change
+    return found
 
 
-def fingerprint(model: "PeftModel", probes: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    """The changes of a few fixed logits at the end of each probe, to four digits.
+def tolerance(*dtypes: str) -> float:
+    """Of the largest change, how much two fingerprints of one adapter may differ, by what the two ran in.
 
-    Two fingerprints are compared by `alike`, never by equality or by a digest: on another machine the same numbers are
-    added in another order, and whatever they are rounded to, some lie at an edge.
+    In float32 one per cent is far above what machines differ by. Numbers of 16 bits are rounded to a 256th or a
+    2048th of themselves, so that much of a small change may be lost.
     """
-    ends = _changes(model, probes)[:, -1]
-    step = max(1, ends.shape[-1] // PLACES)
-    return tuple(float(f"{value:.4g}") for value in ends[:, ::step][:, :PLACES].flatten().tolist())
+    return EXACT if set(dtypes) == {"float32"} else ROUGH
 
 
-def alike(one: Sequence[float], other: Sequence[float], tolerance: float = 0.01) -> bool:
-    """Whether two fingerprints differ by no more than `tolerance` of the largest change.
-
-    In float32 one per cent is far above what machines differ by. In bfloat16 it holds only of an adapter that moves
-    the logits by much more than their own rounding, which is a 256th of them.
-    """
+def alike(one: Sequence[float], other: Sequence[float], tolerance: float = EXACT) -> bool:
+    """Whether two fingerprints differ by no more than `tolerance` of the largest change."""
     largest = max(map(abs, (*one, *other)), default=0.0)
     return len(one) == len(other) and all(abs(a - b) <= tolerance * largest for a, b in zip(one, other, strict=True))
 
 
-def _changes(model: "PeftModel", probes: Sequence[Sequence[int]]) -> "torch.Tensor":
-    """What the active adapter adds to every logit: probes x positions x vocabulary."""
+def _both(model: "PeftModel", probes: Sequence[Sequence[int]]) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Logits with the active adapter and without: probes x positions x vocabulary."""
     import torch
 
     tokens = torch.tensor([list(probe) for probe in probes], device=model.device)
@@ -75,5 +79,12 @@ def _changes(model: "PeftModel", probes: Sequence[Sequence[int]]) -> "torch.Tens
                 plain = model(input_ids=tokens).logits
     finally:
         model.train(was_training)
-    changes: torch.Tensor = adapted.float() - plain.float()
-    return changes
+    return adapted.float(), plain.float()
+
+
+def _of_tokens(logits: "torch.Tensor", probes: Sequence[Sequence[int]]) -> list[float]:
+    import torch
+
+    tokens = torch.tensor([list(probe[1:]) for probe in probes], device=logits.device)
+    found: list[float] = logits[:, :-1].log_softmax(-1).gather(-1, tokens[..., None]).flatten().tolist()
+    return found

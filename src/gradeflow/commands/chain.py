@@ -4,6 +4,7 @@ Each stage is a process of its own, so that its memory ends with it. What has no
 again. At the end the champion is served, asked one question through the `openai` client, and stopped.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Clock:
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
 
-    @contextmanager
+    @contextlib.contextmanager
     def time(self, stage: str) -> Iterator[None]:
         CONSOLE.rule(stage)
         started = time.monotonic()
@@ -109,11 +109,11 @@ def ask_champion(params: Params, settings: Path, environment: Mapping[str, str])
     with subprocess.Popen(command, env=dict(environment)) as server:
         try:
             client = openai.OpenAI(base_url=url, api_key="none", timeout=120)
-            await_server(server, client)
+            name = await_server(server, client)
             example = dataset.read("test").examples[0]
             messages: Any = policy_messages(example, params.workflow)
             reply = client.chat.completions.create(
-                model=params.serve.model,
+                model=name,
                 messages=messages,
                 temperature=0,
                 max_tokens=params.train.max_completion_tokens,
@@ -121,22 +121,21 @@ def ask_champion(params: Params, settings: Path, environment: Mapping[str, str])
         finally:
             server.send_signal(signal.SIGTERM)
     written = (reply.choices[0].message.content or "").strip()
-    return f"asked {params.serve.model}: {example.problem}\nit writes: {written}"
+    return f"asked {name}: {example.problem}\nit writes: {written}"
 
 
-def await_server(server: "subprocess.Popen[bytes]", client: Any) -> None:
+def await_server(server: "subprocess.Popen[bytes]", client: Any) -> str:
+    """Wait for a model; returns its name."""
     import openai
 
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
             raise StageError("serve ended before it answered; mend what it says above")
-        try:
-            client.models.list()
-        except openai.APIConnectionError:
-            time.sleep(0.2)
-        else:
-            return
+        with contextlib.suppress(openai.APIConnectionError):
+            if found := client.models.list().data:
+                return str(found[0].id)
+        time.sleep(0.2)
     raise SetupError(f"serve did not answer within {START_S:.0f} s")
 
 
@@ -146,7 +145,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@contextmanager
+@contextlib.contextmanager
 def watch_memory(clock: Clock) -> Iterator[None]:
     """Add up the resident memory of this process and its children, twice a second."""
     import psutil

@@ -25,6 +25,7 @@ class Adapter:
     digest: str
     folder: Path
     training_run: str
+    fingerprint: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class Earlier:
                 folder,
                 BaseIdentity(base["name"], base["revision"], base["digest"]),
                 {
-                    name: Adapter(told["digest"], folder / told["path"], told["training_run"])
+                    name: Adapter(
+                        told["digest"], folder / told["path"], told["training_run"], told.get("fingerprint", {})
+                    )
                     for name, told in adapters.items()
                 },
                 {name: written["asked"][name] for name in ASKED},

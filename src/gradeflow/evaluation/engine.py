@@ -6,6 +6,7 @@ missing, and an evaluation that was broken off goes on where it was.
 # ruff: noqa: FBT001, FBT002
 # (these signatures are lm-eval's)
 
+import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,10 +26,13 @@ AT_ONCE = 512
 
 
 class Loaded(Protocol):
-    """A base in memory. `choose` makes the subject answer from then on, and proves that an adapter is alive."""
+    """A base in memory. `choose` makes the subject answer from then on; `fingerprints` are those of chosen adapters."""
 
     @property
     def lm(self) -> LM: ...
+
+    @property
+    def fingerprints(self) -> dict[str, tuple[float, ...]]: ...
 
     def choose(self, subject: Subject) -> None: ...
 
@@ -46,6 +50,23 @@ class Engine(LM):  # type: ignore[misc]
         self._subject = subject
         cache = self.plan.settings.cache
         return {"model": self, "use_cache": str(Path(cache).absolute() / self._key(subject)) if cache else None}
+
+    def fingerprint(self, subject: Subject) -> tuple[float, ...]:
+        """What an adapter does when it is loaded, which is kept beside its replies.
+
+        Raises:
+            AdapterError: nothing.
+        """
+        cache = self.plan.settings.cache
+        kept = Path(cache) / f"{self._key(subject)}.fingerprint.json" if cache else None
+        if kept and kept.is_file():
+            return tuple(json.loads(kept.read_text(encoding="utf-8")))
+        self._loaded.choose(subject)
+        found = self._loaded.fingerprints[subject.name]
+        if kept:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(found), encoding="utf-8")
+        return found
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
         return self._ask("generate_until", requests, disable_tqdm)
@@ -123,25 +144,25 @@ class HuggingFace:
             parallelize=settings.gpus > 1,
             trust_remote_code=settings.trust_remote_code,
         )
-        self._known: set[str] = set()
+        self.fingerprints: dict[str, tuple[float, ...]] = {}
 
     def choose(self, subject: Subject) -> None:
         from peft import PeftModel
 
         if not subject.folder:
-            if self._known:
+            if self.fingerprints:
                 self.lm.model.base_model.disable_adapter_layers()
             return
-        if not self._known:
+        if not self.fingerprints:
             self.lm._model = PeftModel.from_pretrained(self.lm.model, subject.folder, subject.name)  # noqa: SLF001
-        elif subject.name not in self._known:
+        elif subject.name not in self.fingerprints:
             self.lm.model.load_adapter(subject.folder, subject.name)
         self.lm.model.base_model.enable_adapter_layers()
         self.lm.model.set_adapter(subject.name)
         self.lm.model.eval()
-        if subject.name not in self._known:
-            self._known.add(subject.name)
-            adapter.prove_alive(self.lm.model, adapter.default_probes(len(self.lm.tokenizer)))
+        if subject.name not in self.fingerprints:
+            probes = adapter.default_probes(len(self.lm.tokenizer))
+            self.fingerprints[subject.name] = adapter.fingerprint(self.lm.model, probes)
 
 
 class Vllm:
@@ -165,7 +186,7 @@ class Vllm:
             **lora,
         )
         self._numbers = {subject.name: number for number, subject in enumerate(plan.subjects, start=1)}
-        self._known: set[str] = set()
+        self.fingerprints: dict[str, tuple[float, ...]] = {}
 
     def choose(self, subject: Subject) -> None:
         from vllm.lora.request import LoRARequest
@@ -173,12 +194,11 @@ class Vllm:
         self.lm.lora_request = None
         if subject.folder:
             request = LoRARequest(subject.name, self._numbers[subject.name], subject.folder)
-            if subject.name not in self._known:
-                self._prove_alive(request)
-                self._known.add(subject.name)
+            if subject.name not in self.fingerprints:
+                self.fingerprints[subject.name] = self._fingerprint(request)
             self.lm.lora_request = request
 
-    def _prove_alive(self, request: Any) -> None:
+    def _fingerprint(self, request: Any) -> tuple[float, ...]:
         from vllm import SamplingParams, TokensPrompt
 
         probes = [TokensPrompt(prompt_token_ids=list(one)) for one in adapter.default_probes(len(self.lm.tokenizer))]
@@ -191,8 +211,10 @@ class Vllm:
             ]
             for lora in (None, request)
         )
-        if not max(abs(one - other) for one, other in zip(plain, adapted, strict=True)) > 0:
-            raise AdapterError(f"{request.lora_path}: vLLM has loaded it, and no token's probability changes")
+        try:
+            return adapter.changes(adapted, plain)
+        except AdapterError as error:
+            raise AdapterError(f"{request.lora_path}: in vLLM {error}") from None
 
 
 LOADERS: dict[str, Callable[[Plan], Loaded]] = {"hf": HuggingFace, "vllm": Vllm}

@@ -43,7 +43,7 @@ class Plan:
     between the two; None: all questions are asked.
 
     Of each subject and task the worker writes `out`/SUBJECT/TASK/results.json and samples_TASK.jsonl beside what
-    lm-eval writes, as soon as it has them.
+    lm-eval writes, as soon as it has them; at last of each adapter `out`/SUBJECT/fingerprint.json.
     """
 
     base: str
@@ -65,6 +65,10 @@ class Plan:
     def folder(self, subject: str, task: str) -> Path:
         """Where the results of a subject's task lie once they are whole."""
         return folder_of(Path(self.out), subject, task)
+
+    def fingerprint(self, subject: str) -> Path:
+        """The file with what an adapter did when it was loaded."""
+        return Path(self.out) / subject / "fingerprint.json"
 
     def write(self, file: Path) -> None:
         """As JSON that `read` understands."""

@@ -7,6 +7,7 @@ in one line through the open file DESCRIPTOR, as a file of its own would need ro
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import re
@@ -51,6 +52,19 @@ def run(plan: Plan) -> None:
         for subject in plan.subjects:
             fill = partial(_measure, engine) if engine else partial(_score_again, plan)
             _whole(plan, task, subject.name, partial(fill, subject, task))
+    _keep_fingerprints(plan, engine)
+
+
+def _keep_fingerprints(plan: Plan, engine: "Engine | None") -> None:
+    from gradeflow.evaluation.earlier import Earlier
+
+    earlier = Earlier.read(Path(plan.replies)).adapters if plan.replies else {}
+    for subject in plan.subjects[1:]:
+        if engine:
+            told: Mapping[str, Any] = {"dtype": plan.dtype, "changes": engine.fingerprint(subject)}
+        else:
+            told = earlier[subject.name].fingerprint
+        plan.fingerprint(subject.name).write_text(json.dumps(told), encoding="utf-8")
 
 
 def _whole(plan: Plan, task: str, name: str, fill: Callable[[Path], None]) -> None:

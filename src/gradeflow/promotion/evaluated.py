@@ -89,6 +89,12 @@ class Subject:
         return str(self._told.get("training_run") or "")
 
     @property
+    def fingerprint(self) -> str:
+        """As JSON; empty where the evaluation has none."""
+        told = self._told.get("fingerprint")
+        return json.dumps(told) if told else ""
+
+    @property
     def step(self) -> int:
         return int(self._told.get("step") or 0)
 

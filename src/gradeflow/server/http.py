@@ -1,30 +1,20 @@
-"""OpenAI's chat API over HTTP, for one adapter under its names."""
+"""OpenAI's chat API over HTTP, for adapters under the keys that the catalogue gives them."""
 
-import secrets
+import asyncio
+import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gradeflow.prompt import Message
-from gradeflow.server.chat import Answer, Chat, PromptError, Question
+from gradeflow.server.chat import MAX_TOP, Answer, Chat, PromptError, Question, Token
+from gradeflow.server.gateway import ApiError
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI, Request, Response
-
-DIGEST_HEADER = "x-gradeflow-adapter"
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What /v1/models says: the names under which clients ask, and which adapter answers them."""
-
-    names: tuple[str, ...]
-    digest: str
-    base: str
+    from fastapi import FastAPI, Response
 
 
 def _unicode(text: str) -> str:
@@ -58,6 +48,10 @@ class _ChatMessage(_Body):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
+class _StreamOptions(_Body):
+    include_usage: bool | None = None
+
+
 class ChatRequest(_Body):
     """What clients may send. What would be ignored is refused, unless it changes no answer (`user`, ...)."""
 
@@ -70,8 +64,10 @@ class ChatRequest(_Body):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
     stream: bool | None = None
+    stream_options: _StreamOptions | None = None
     n: Literal[1] | None = None
-    logprobs: Literal[False] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     frequency_penalty: Literal[0] | None = None
     presence_penalty: Literal[0] | None = None
     user: str | None = None
@@ -79,86 +75,47 @@ class ChatRequest(_Body):
     store: bool | None = None
 
 
-class ApiError(Exception):
-    """An answer in OpenAI's shape for errors."""
+def app(chat: Chat, *, max_tokens: int) -> "FastAPI":
+    """The application. `max_tokens` is how long a reply is where the request does not say."""
+    from fastapi import FastAPI
+    from fastapi import Response as Reply
+    from fastapi.responses import JSONResponse, StreamingResponse
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-    def __init__(self, status: int, message: str, *, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-
-
-def app(chat: Chat, card: Card, *, max_tokens: int, key: str = "") -> "FastAPI":
-    """The application. `max_tokens` bounds each reply; with a `key` all of /v1 asks for it."""
-    from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse
-
-    started = int(time.time())
     api = FastAPI(title="Gradeflow", docs_url=None, redoc_url=None)
     _answer_errors(api)
 
-    @api.middleware("http")
-    async def guard(request: Request, call_next: "Callable[[Request], Awaitable[Response]]") -> "Response":
-        if key and request.url.path.startswith("/v1") and not _authorised(request.headers.get("authorization"), key):
-            refusal = ApiError(401, "a valid API key is needed: Authorization: Bearer <key>", code="invalid_api_key")
-            return JSONResponse(_shape(refusal), 401)
-        response = await call_next(request)
-        response.headers[DIGEST_HEADER] = card.digest
-        return response
-
     @api.get("/health")
     async def health() -> dict[str, str]:
-        return {"status": "ok", "adapter": card.digest}
+        return {"status": "ok"}
 
-    @api.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(name, card, started) for name in card.names]}
+    @api.get("/metrics", response_model=None)
+    async def metrics() -> "Response":
+        return Reply(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    @api.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
-        return _model(_known(name, card), card, started)
-
-    @api.post("/v1/chat/completions")
-    async def complete(request: ChatRequest) -> dict[str, Any]:
-        name = _known(request.model, card)
-        answer = await chat.ask(question(request, chat, max_tokens))
-        return completion(name, answer, card)
+    @api.post("/v1/chat/completions", response_model=None)
+    async def complete(request: ChatRequest) -> "Response":
+        asked = question(request, chat, request.model, max_tokens)
+        if request.stream:
+            pieces = stream(request, asked, chat)
+            return StreamingResponse(pieces, media_type="text/event-stream")
+        return JSONResponse(completion(request.model, await chat.ask(asked)))
 
     return api
 
 
-def _model(name: str, card: Card, created: int) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "gradeflow",
-        "parent": card.base,
-        "digest": card.digest,
-    }
-
-
-def _known(name: str, card: Card) -> str:
-    if name.removeprefix("models:/") not in card.names:
-        known = ", ".join(card.names)
-        raise ApiError(
-            404,
-            f"the model {name!r} is not served here; there are: {known}",
-            code="model_not_found",
-            param="model",
-        )
-    return name
-
-
-def question(request: ChatRequest, chat: Chat, most: int) -> Question:
+def question(request: ChatRequest, chat: Chat, adapter: str, most: int) -> Question:
     """What the model is asked; a reply has at most so many tokens.
 
     Raises:
         ApiError: the request does not fit the model.
     """
-    if request.stream:
-        raise ApiError(400, "replies are not streamed here; the vllm backend does", code="unsupported", param="stream")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError(400, "top_logprobs: needs logprobs", code="invalid_value", param="top_logprobs")
+    if request.stream_options and not request.stream:
+        raise ApiError(400, "stream_options: needs stream", code="invalid_value", param="stream_options")
+    if request.stream and request.logprobs:
+        raise ApiError(400, "logprobs: not with stream here; vLLM has them", code="unsupported", param="logprobs")
     try:
         tokens = chat.encode([message.plain() for message in request.messages])
     except PromptError as error:
@@ -167,45 +124,91 @@ def question(request: ChatRequest, chat: Chat, most: int) -> Question:
     if asked is not None and asked > most:
         raise ApiError(400, f"max_tokens is {asked}; at most {most} here", code="invalid_value", param="max_tokens")
     return Question(
+        adapter=adapter,
         tokens=tokens,
         max_tokens=min(asked or most, chat.context - len(tokens)),
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
         seed=request.seed,
-        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        stop=tuple(filter(None, (request.stop,) if isinstance(request.stop, str) else request.stop or ())),
+        top=(request.top_logprobs or 0) if request.logprobs else None,
     )
 
 
-def completion(name: str, answer: Answer, card: Card) -> dict[str, Any]:
+def completion(name: str, answer: Answer) -> dict[str, Any]:
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": answer.text},
+        "finish_reason": answer.finish_reason,
+        "logprobs": None if answer.tokens is None else {"content": [_told(one) for one in answer.tokens]},
+    }
+    return _head(name, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
+
+
+async def stream(request: ChatRequest, asked: Question, chat: Chat) -> AsyncIterator[str]:
+    """The reply as server-sent events, as its tokens are drawn."""
+    news: asyncio.Queue[str | None] = asyncio.Queue()
+    answering = asyncio.create_task(chat.ask(asked, news.put_nowait))
+    answering.add_done_callback(lambda _: news.put_nowait(None))
+    head, sent = _head(request.model, "chat.completion.chunk"), ""
+    try:
+        yield _event(head | {"choices": [_delta({"role": "assistant", "content": ""})]})
+        while (text := await news.get()) is not None:
+            if len(text) > len(sent):
+                yield _event(head | {"choices": [_delta({"content": text[len(sent) :]})]})
+                sent = text
+        try:
+            answer = answering.result()
+        except Exception:  # noqa: BLE001 - the reply has begun: there is no other way to tell
+            failed = ApiError(500, "the server failed; its log says how", code="internal_error")
+            yield _event(failed.body())
+            return
+        for event in _last(
+            head, answer, sent, asks_usage=bool(request.stream_options and request.stream_options.include_usage)
+        ):
+            yield _event(event)
+        yield "data: [DONE]\n\n"
+    finally:
+        answering.cancel()
+
+
+def _last(head: dict[str, Any], answer: Answer, sent: str, *, asks_usage: bool) -> Iterator[dict[str, Any]]:
+    if rest := answer.text[len(sent) :]:
+        yield head | {"choices": [_delta({"content": rest})]}
+    yield head | {"choices": [_delta({}, answer.finish_reason)]}
+    if asks_usage:
+        yield head | {"choices": [], "usage": _usage(answer)}
+
+
+def _head(name: str, kind: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion",
+        "object": kind,
         "created": int(time.time()),
         "model": name,
-        "system_fingerprint": card.digest[:12],
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": answer.text},
-                "finish_reason": answer.finish_reason,
-                "logprobs": None,
-            }
-        ],
-        "usage": {
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
-            "total_tokens": answer.prompt_tokens + answer.completion_tokens,
-        },
+        "system_fingerprint": None,
     }
 
 
-def _authorised(header: str | None, key: str) -> bool:
-    return secrets.compare_digest((header or "").encode(), f"Bearer {key}".encode())
+def _delta(delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
 
 
-def _shape(error: ApiError) -> dict[str, Any]:
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
+def _event(tree: dict[str, Any]) -> str:
+    return f"data: {json.dumps(tree, separators=(',', ':'), ensure_ascii=False)}\n\n"
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+    }
+
+
+def _told(token: Token) -> dict[str, Any]:
+    top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in token.top]
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()), "top_logprobs": top}
 
 
 def _answer_errors(api: "FastAPI") -> None:
@@ -216,20 +219,20 @@ def _answer_errors(api: "FastAPI") -> None:
 
     @api.exception_handler(ApiError)
     async def refused(_: Request, error: ApiError) -> JSONResponse:
-        return JSONResponse(_shape(error), error.status)
+        return JSONResponse(error.body(), error.status)
 
     @api.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
         where, said = _first_problem(error.errors())
-        return JSONResponse(_shape(ApiError(400, f"{where}: {said}", code="invalid_request", param=where)), 400)
+        return JSONResponse(ApiError(400, f"{where}: {said}", code="invalid_request", param=where).body(), 400)
 
     @api.exception_handler(HTTPException)
     async def no_route(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(_shape(ApiError(error.status_code, error.detail, code="http_error")), error.status_code)
+        return JSONResponse(ApiError(error.status_code, error.detail, code="http_error").body(), error.status_code)
 
     @api.exception_handler(Exception)
     async def broken(_: Request, __: Exception) -> JSONResponse:
-        return JSONResponse(_shape(ApiError(500, "the server failed; its log says how", code="internal_error")), 500)
+        return JSONResponse(ApiError(500, "the server failed; its log says how", code="internal_error").body(), 500)
 
 
 def _first_problem(problems: Sequence[Any]) -> tuple[str, str]:

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from gradeflow import adapter, models, params
 from gradeflow.errors import SetupError
 from gradeflow.server import chat
-from gradeflow.server.http import ApiError, Card, ChatRequest, completion, question
+from gradeflow.server.gateway import ApiError
+from gradeflow.server.http import ChatRequest, completion, question
 
 SETTINGS = "params.yaml"
 
@@ -24,9 +25,9 @@ SETTINGS = "params.yaml"
 class ChatModel:
     """`predict` takes what OpenAI's chat completions take, less the model's name, and gives their reply."""
 
-    def __init__(self, loaded: chat.Chat, card: Card, max_tokens: int) -> None:
+    def __init__(self, loaded: chat.Chat, name: str, max_tokens: int) -> None:
         self._chat = loaded
-        self._card = card
+        self._name = name
         self._max_tokens = max_tokens
 
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
@@ -42,13 +43,15 @@ class ChatModel:
         return [self._answer({**row, **(params or {})}) for row in data]
 
     def _answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        name = self._card.names[0]
+        name = self._name
         try:
             request = ChatRequest.model_validate({"model": name, **asked})
-            (answer,) = self._chat.generate([question(request, self._chat, self._max_tokens)])
+            if request.stream:
+                raise ValueError("stream: a python_function gives its reply at once")
+            (answer,) = self._chat.generate([question(request, self._chat, name, self._max_tokens)])
         except (ValidationError, ApiError) as error:
             raise ValueError(str(error)) from None
-        return completion(name, answer, self._card)
+        return completion(name, answer) | {"system_fingerprint": name}
 
 
 def _load_pyfunc(path: str) -> ChatModel:
@@ -65,5 +68,8 @@ def _load_pyfunc(path: str) -> ChatModel:
     name, revision = str(config["base_model_name_or_path"]), str(config.get("revision") or "")
     where, pinned = models.of_adapter(base, name, revision)
     adapter.validate(folder, base_folder=Path(where) if Path(where).is_dir() else None)
-    digest = adapter.digest(folder)
-    return ChatModel(chat.load(where, pinned, folder), Card((digest[:12],), digest, name), settings.serve.max_tokens)
+    digest = adapter.digest(folder)[:12]
+    loaded = chat.load(where, pinned)
+    loaded.attach(digest, folder)
+    adapter.fingerprint(loaded.model, adapter.default_probes(len(loaded.tokenizer)))
+    return ChatModel(loaded, digest, settings.serve.max_tokens)

@@ -42,6 +42,7 @@ from gradeflow.tracking.read import (
 )
 from gradeflow.tracking.run import Run, child_environment, note_reuse, start_run
 from gradeflow.tracking.store import environment, told
+from gradeflow.tracking.traces import record_call
 
 __all__ = [
     "CHAIN",
@@ -75,6 +76,7 @@ __all__ = [
     "read_metrics",
     "read_tags",
     "read_text",
+    "record_call",
     "start_run",
     "told",
 ]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradeflow import digest
+from gradeflow.tracking import store
 from gradeflow.types import Event, Rollout
 
 _SPAN_TYPES: Mapping[str, str] = {
@@ -116,21 +117,32 @@ def _base64(number: bytes) -> str:
 
 def send(trace: Mapping[str, Any], uri: str) -> None:
     """Store what `record` made. Its ids are chosen there: a trace sent again is the same one."""
-    from mlflow.entities import AssessmentError, AssessmentSource, Feedback, Span, TraceInfo, TraceLocation, TraceState
+    from mlflow.entities import (
+        Assessment,
+        AssessmentError,
+        AssessmentSource,
+        Feedback,
+        Span,
+        TraceInfo,
+        TraceLocation,
+        TraceState,
+    )
     from mlflow.tracing.client import TracingClient
 
-    said = trace["score"]
-    score = Feedback(
-        name="score",
-        value=said["value"],
-        error=AssessmentError(said["fault"], said["reason"]) if said["fault"] else None,
-        rationale=None if said["fault"] else said["reason"],
-        source=AssessmentSource("LLM_JUDGE" if said["by_judge"] else "CODE", said["by"]),
-        trace_id=f"tr-{trace['id']}",
-        create_time_ms=said["at_ms"],
-        last_update_time_ms=said["at_ms"],
-    )
-    score.assessment_id = said["id"]
+    scores: list[Assessment] = []
+    if said := trace.get("score"):
+        score = Feedback(
+            name="score",
+            value=said["value"],
+            error=AssessmentError(said["fault"], said["reason"]) if said["fault"] else None,
+            rationale=None if said["fault"] else said["reason"],
+            source=AssessmentSource("LLM_JUDGE" if said["by_judge"] else "CODE", said["by"]),
+            trace_id=f"tr-{trace['id']}",
+            create_time_ms=said["at_ms"],
+            last_update_time_ms=said["at_ms"],
+        )
+        score.assessment_id = said["id"]
+        scores.append(score)
     info = TraceInfo(
         f"tr-{trace['id']}",
         TraceLocation.from_experiment_id(trace["experiment"]),
@@ -146,8 +158,35 @@ def send(trace: Mapping[str, Any], uri: str) -> None:
             **trace["metadata"],
         },
         tags=trace["tags"],
-        assessments=[score],
+        assessments=scores,
     )
     client = TracingClient(uri)
     client.start_trace(info)  # first: a store that finds it there has to merge it, which takes twice as long
     client.log_spans(trace["experiment"], [Span.from_dict(span) for span in trace["spans"]])
+
+
+def record_call(
+    name: str,
+    asked: Mapping[str, Any],
+    answered: Mapping[str, Any],
+    *,
+    seconds: float,
+    run: str,
+    tags: Mapping[str, str],
+) -> None:
+    """Store one request to a model that has just been answered as a trace, of a run if one is named."""
+    import mlflow
+
+    ended, trace, experiment = time.time(), uuid.uuid4().hex, store.in_use().experiment
+    made = {
+        "id": trace,
+        "experiment": experiment,
+        "started_ms": int((ended - seconds) * 1000),
+        "duration_ms": int(seconds * 1000),
+        "asked": json.dumps(asked, default=str)[:PREVIEW],
+        "answered": json.dumps(answered, default=str)[:PREVIEW],
+        "metadata": {"mlflow.sourceRun": run} if run else {},
+        "tags": {"mlflow.traceName": name, **tags},
+        "spans": [_span(trace, 0, None, name, "CHAT_MODEL", ended - seconds, ended, asked, answered)],
+    }
+    send(made, mlflow.get_tracking_uri())

@@ -1,0 +1,157 @@
+"""vLLM as the catalogue's engine: a resolver of LoRA that knows the registry, and middleware before its API.
+
+`gradeflow serve` starts vLLM with both. The resolver is a plugin that any `vllm serve` with this package beside it has:
+
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve BASE --enable-lora --max-lora-rank 16
+    curl .../v1/completions -d '{"model": "gradeflow-policy/3", ...}'
+
+There an alias stays what it was at its first use, as vLLM keeps what was resolved. With the middleware it is followed:
+
+    GRADEFLOW_SERVE=params.yaml vllm serve ... --middleware gradeflow.server.vllm.Middleware
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradeflow import adapter, params, registry, tracking
+from gradeflow.errors import AdapterError, GradeflowError
+from gradeflow.server import catalogue, running
+from gradeflow.server.catalogue import Served
+from gradeflow.server.gateway import App, Gateway, Receive, Send
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+
+log = logging.getLogger(__name__)
+
+
+def settings() -> params.Params:
+    """Of the file that is named, or of the project in the working folder."""
+    return params.load(Path(os.environ.get(running.SETTINGS, "params.yaml")))
+
+
+def register() -> None:
+    """What vLLM calls in each of its processes."""
+    from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
+
+    class Registry(LoRAResolver):  # type: ignore[misc]
+        """Finds `name@alias`, `name/3`, and either with `:` and the adapter's digest, in MLflow's registry."""
+
+        async def resolve_lora(self, base_model_name: str, lora_name: str) -> "LoRARequest | None":
+            from vllm.lora.request import LoRARequest
+
+            try:
+                served = await asyncio.to_thread(find, lora_name, base_model_name)
+            except (GradeflowError, OSError) as error:
+                log.warning("%s: %s", lora_name, error)
+                return None
+            return LoRARequest(lora_name, 1, str(served.folder)) if served else None
+
+    if "gradeflow" not in LoRAResolverRegistry.get_supported_resolvers():
+        LoRAResolverRegistry.register_resolver("gradeflow", Registry())
+
+
+def find(name: str, base: str) -> Served | None:
+    """The version that a name leads to, fetched and checked; None where the registry has none.
+
+    Raises:
+        AdapterError: it is of another base, or its files are not what was registered.
+    """
+    plain, _, digest = name.removeprefix("models:/").partition(":")
+    if "@" not in plain and "/" not in plain:
+        return None
+    loaded = settings()
+    tracking.connect(loaded.tracking, Path())
+    version = registry.resolve(plain)
+    if version is None or not version.digest.startswith(digest):
+        return None
+    served = catalogue.fetch(version, loaded.base, running.CACHE, "vllm")
+    own, _ = catalogue.base_of(served.folder, loaded.base)
+    if own != base and Path(own).resolve() != Path(base).resolve():
+        raise AdapterError(f"{version} is of base {own}; {base} is served here")
+    return served
+
+
+class Engine:
+    """vLLM behind its own API, which is called in the same process.
+
+    `parts` are what its application puts into the scopes of requests.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.parts: dict[str, Any] = {}
+        self._probes: Sequence[Sequence[int]] = ()
+        self._base = ""
+
+    @property
+    def dtype(self) -> str:
+        return str(self._config.dtype).removeprefix("torch.")
+
+    @property
+    def _config(self) -> Any:
+        return self.parts["app"].state.openai_serving_models.model_config
+
+    async def load(self, served: Served) -> None:
+        """Nothing: the first question is what loads it."""
+
+    async def log_probabilities(self, key: str) -> Sequence[float]:
+        if not self._probes:
+            self._probes = adapter.default_probes(await asyncio.to_thread(self._vocabulary))
+            listed = await self._call("GET", "/v1/models", None)
+            self._base = next(one["id"] for one in listed["data"] if not one.get("parent"))
+        asked = {
+            "model": key or self._base,
+            "prompt": self._probes,
+            "max_tokens": 1,
+            "temperature": 0,
+            "prompt_logprobs": 0,
+        }
+        told = await self._call("POST", "/v1/completions", asked)
+        choices = sorted(told["choices"], key=lambda one: int(one["index"]))
+        return [next(iter(place.values()))["logprob"] for one in choices for place in one["prompt_logprobs"][1:]]
+
+    def _vocabulary(self) -> int:
+        """As many tokens as the probes of an evaluation were spread over."""
+        from transformers import AutoTokenizer
+
+        config = self._config
+        return len(
+            AutoTokenizer.from_pretrained(
+                config.tokenizer, revision=config.tokenizer_revision, trust_remote_code=config.trust_remote_code
+            )
+        )
+
+    async def _call(self, method: str, path: str, body: Any) -> Any:
+        import httpx
+
+        async def inner(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+            await self.app({**self.parts, **scope}, receive, send)
+
+        key = os.environ.get("VLLM_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        transport = httpx.ASGITransport(inner)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+            reply = await client.request(method, path, json=body, timeout=120)
+        if not reply.is_success:
+            raise AdapterError(f"vLLM does not serve it: {reply.status_code} {reply.text[:300]}")
+        return reply.json()
+
+
+class Middleware:
+    """`Gateway` as vLLM's --middleware takes one: a class that is given the application alone."""
+
+    def __init__(self, app: App) -> None:
+        loaded = settings()
+        tracking.connect(loaded.tracking, Path())
+        self._engine = Engine(app)
+        key, run_id = os.environ.get(running.KEY, ""), os.environ.get(running.RUN, "")
+        self._gateway: Gateway = running.gateway(app, self._engine, loaded, backend="vllm", key=key, run_id=run_id)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        self._engine.parts = {name: scope[name] for name in ("app", "state") if name in scope}
+        await self._gateway(scope, receive, send)
