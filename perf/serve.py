@@ -215,6 +215,7 @@ def flips(scratch: Path, count: int) -> None:
     answered = ", ".join(f"{digest[:12]} {number}" for digest, number in told.by_digest.items())
     print(f"{count} moves of the alias under load: {len(told.failed)} failed; answered by {answered}")
     print(f"from the move to the new version's first token: median {np.median(late):.2f} s, longest {max(late):.2f} s")
+    print(", ".join(f"{one:.2f}" for one in late))
     for one in told.failed[:3]:
         print(one)
 
