@@ -151,10 +151,24 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@contextlib.contextmanager
+def paused(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """A server that has nothing to do still spins and polls, on the cores of the one that is measured."""
+    for one in processes:
+        one.suspend()
+    yield
+    for one in processes:
+        one.resume()
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
 def resident() -> float:
     """GiB of this process's children: a server and its workers."""
     held = 0
-    for child in psutil.Process().children(recursive=True):
+    for child in children():
         with contextlib.suppress(psutil.Error):
             held += child.memory_full_info().pss
     return held / 2**30
@@ -162,27 +176,39 @@ def resident() -> float:
 
 def throughput(scratch: Path, rounds: int) -> None:
     version = adapters(params.load(ROOT / "params.yaml"), scratch, 1)[0]
-    with plain(version, scratch) as theirs, ours([f"{NAME}@champion"], scratch) as mine:
-        for concurrency, count in ((1, 40), (8, 160), (32, 480)):
-            for url in (theirs, mine):
-                asyncio.run(load(url, NAME, count // 4, concurrency))
-            ratios, rates = [], []
-            for turn in range(rounds):
-                pair = {}
-                for whose, url in sorted({"plain": theirs, "ours": mine}.items(), reverse=bool(turn % 2)):
-                    told = asyncio.run(load(url, NAME, count, concurrency))
-                    assert not told.failed, told.failed[0]
-                    pair[whose] = told.rate
-                ratios.append(pair["ours"] / pair["plain"])
-                rates.append((pair["plain"], pair["ours"]))
-            drawn = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
-            low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
-            first, second = np.median(rates, axis=0)
-            print(
-                f"concurrency {concurrency:2}: plain {first:.1f}, ours {second:.1f} requests/s; median ratio of "
-                f"{rounds} pairs {np.median(ratios):.3f} ({low:.3f} to {high:.3f})",
-                flush=True,
-            )
+    with plain(version, scratch) as theirs:
+        others = {"ours": children()}
+        with ours([f"{NAME}@champion"], scratch) as mine:
+            others["plain"] = [one for one in children() if one not in others["ours"]]
+            compare({"plain": theirs, "ours": mine}, others, rounds)
+
+
+def compare(urls: dict[str, str], others: dict[str, list[psutil.Process]], rounds: int) -> None:
+    """`others` are the processes that stand still while one is measured."""
+
+    def measure(whose: str, count: int, concurrency: int) -> float:
+        with paused(others[whose]):
+            told = asyncio.run(load(urls[whose], NAME, count, concurrency))
+        assert not told.failed, told.failed[0]
+        return told.rate
+
+    for concurrency, count in ((1, 40), (8, 240), (32, 480)):
+        for whose in urls:
+            measure(whose, count // 2, concurrency)
+        rates = []
+        for turn in range(rounds):
+            order = sorted(urls, reverse=bool(turn % 2))
+            rate = {whose: measure(whose, count, concurrency) for whose in order}
+            rates.append((rate["plain"], rate["ours"]))
+        ratios = [second / first for first, second in rates]
+        drawn = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
+        low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
+        first, second = np.median(rates, axis=0)
+        print(
+            f"concurrency {concurrency:2}: plain {first:.1f}, ours {second:.1f} requests/s; median ratio of "
+            f"{rounds} pairs {np.median(ratios):.3f} ({low:.3f} to {high:.3f})",
+            flush=True,
+        )
 
 
 async def flipped(url: str, versions: Sequence[Version], flips: int, least: int) -> tuple[Told, list[float]]:

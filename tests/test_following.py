@@ -21,7 +21,7 @@ from gradeflow.errors import TrackingError
 from gradeflow.registry import Version
 from gradeflow.serve import Server
 from support import serving
-from support.serving import QUESTION, SETTINGS, ask, directly, find, register, settings
+from support.serving import QUESTION, SETTINGS, ask, await_version, directly, find, register, settings
 
 NAME = "followed"
 
@@ -58,13 +58,6 @@ def asked(client: openai.OpenAI, model: str = NAME, **more: Any) -> Any:
     return ask(client, model=model, **more)
 
 
-def await_version(client: openai.OpenAI, version: Version, name: str = NAME) -> None:
-    deadline = time.monotonic() + 10
-    while asked(client, name, max_tokens=1).system_fingerprint != version.digest[:12]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_an_alias_that_moves_is_followed_within_a_second_and_fixed_versions_stay(
     made: Path, versions: tuple[Version, Version], first: Version
 ) -> None:
@@ -73,13 +66,13 @@ def test_an_alias_that_moves_is_followed_within_a_second_and_fixed_versions_stay
         before = asked(client).choices[0].message.content
         registry.set_alias(second, "champion")
         moved = time.monotonic()
-        await_version(client, second)
+        await_version(client, second, NAME)
         assert time.monotonic() - moved < 1
         after = asked(client).choices[0].message.content
         assert after == asked(client, f"{NAME}/{second.version}").choices[0].message.content != before
         assert asked(client, f"{NAME}/{first.version}").choices[0].message.content == before
         registry.set_alias(first, "champion")
-        await_version(client, first)
+        await_version(client, first, NAME)
         assert asked(client).choices[0].message.content == before
 
 
@@ -107,7 +100,7 @@ def test_no_request_fails_through_many_switches_and_each_is_answered_by_one_vers
         try:
             for turn in range(1, 7):
                 registry.set_alias(versions[turn % 2], "champion")
-                await_version(client, versions[turn % 2])
+                await_version(client, versions[turn % 2], NAME)
                 time.sleep(0.1)
         finally:
             over.set()
@@ -126,7 +119,7 @@ def test_a_stream_that_has_begun_ends_with_the_version_it_began_with(
         stream = asked(client, max_tokens=48, stream=True)
         pieces = [next(iter(stream))]
         registry.set_alias(versions[1], "champion")
-        await_version(client, versions[1])
+        await_version(client, versions[1], NAME)
         pieces += stream
     assert {piece.system_fingerprint for piece in pieces} == {first.digest[:12]}
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole

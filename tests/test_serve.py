@@ -323,7 +323,7 @@ def test_vllm_gets_the_base_at_its_commit_and_no_adapter() -> None:
         *("--served-model-name", "base", "--host", "127.0.0.1", "--port", "8000"),
         *("--enable-lora", "--max-lora-rank", "64", "--max-loras", "2"),
         *("--override-generation-config", '{"max_new_tokens": 512}'),
-        *("--shutdown-timeout", "30", "--middleware", "gradeflow.server.vllm.Middleware"),
+        *("--shutdown-timeout", "25", "--middleware", "gradeflow.server.vllm.Middleware"),
     ]
 
 

@@ -176,6 +176,8 @@ def test_training_that_was_cut_off_goes_on_and_leaves_no_checkpoint_without_vali
             train_grpo.main(other)
     (run,) = mlflow.search_runs(
         filter_string=f"attributes.status = 'KILLED' and tags.`{tracking.STAGE}` = 'train_grpo'",
+        order_by=["attributes.start_time DESC"],
+        max_results=1,
         output_format="list",
         search_all_experiments=True,
     )

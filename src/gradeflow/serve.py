@@ -26,6 +26,8 @@ from gradeflow.server.catalogue import Reference, Served
 
 VLLM_LOG = Path(".gradeflow/vllm.log")
 STOP_S = 30.0
+DRAIN_S = 25
+"""Seconds for requests in flight, before those that a server has to end."""
 LOOK_S = 0.1
 MIDDLEWARE = "gradeflow.server.vllm.Middleware"
 
@@ -210,7 +212,7 @@ def vllm_command(program: Path, found: Found, settings: Serve, port: int, *, cpu
         *("--enable-lora", "--max-lora-rank", str(adapter.max_lora_rank(found.largest))),
         *("--max-loras", str(together)),
         *("--override-generation-config", json.dumps({"max_new_tokens": settings.max_tokens})),
-        *("--shutdown-timeout", str(int(STOP_S)), "--middleware", MIDDLEWARE),
+        *("--shutdown-timeout", str(DRAIN_S), "--middleware", MIDDLEWARE),
         *(("--dtype", "float32", "--enforce-eager") if cpu else ()),
         *settings.vllm_args,
     ]

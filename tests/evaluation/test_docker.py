@@ -14,6 +14,7 @@ from gradeflow.errors import EvaluationError, SettingsError, SetupError
 from gradeflow.evaluation import docker, plan
 from gradeflow.evaluation.original import BenchmarkDocker, FineTune
 from gradeflow.evaluation.plan import Plan, Subject
+from gradeflow.server import gateway
 from support import docker_stand_in as stand_in
 
 ROOT = Path(__file__).parents[2]
@@ -370,9 +371,9 @@ def test_an_image_that_cannot_be_built_ends_before_anything_runs(
     assert len(stand_in.asked(notes)) == 1
 
 
-def dockerfile() -> list[tuple[str, str]]:
+def dockerfile(name: str = "evaluate") -> list[tuple[str, str]]:
     """Its instructions and their arguments, with continued lines as one."""
-    text = (ROOT / "docker/evaluate.Dockerfile").read_text().replace("\\\n", " ")
+    text = (ROOT / f"docker/{name}.Dockerfile").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [(name, " ".join(rest.split())) for name, _, rest in (line.partition(" ") for line in lines)]
 
@@ -386,9 +387,24 @@ def test_the_image_is_what_commands_and_documents_say_of_it() -> None:
     assert "HF_DATASETS_CACHE=/workspace/benchmarks" in environment
 
 
+def test_the_serving_image_starts_the_command_asks_whether_it_is_ready_and_lets_requests_end() -> None:
+    found = dict(dockerfile("serve"))
+    program, stage, *options = json.loads(found["ENTRYPOINT"])
+    assert (program, stage) == ("gradeflow", "serve")
+    given = {name.removeprefix("--"): value for name, value in zip(options[::2], options[1::2], strict=True)}
+    loaded = params.load(ROOT / "params.yaml", given)
+    assert (loaded.serve.host, loaded.serve.port) == ("0.0.0.0", int(found["EXPOSE"]))
+    assert loaded.serve.api_key_env
+    assert f"http://127.0.0.1:{found['EXPOSE']}/ready" in found["HEALTHCHECK"]
+    assert "/ready" in gateway.OPEN
+    assert found["STOPSIGNAL"] == "SIGTERM"
+    assert found["USER"] == "1000:1000"
+
+
 def test_the_image_copies_only_what_is_there_and_not_ignored() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = [word for name, rest in dockerfile() if name == "COPY" for word in rest.split()[:-1]]
+    instructions = [*dockerfile(), *dockerfile("serve")]
+    copied = [word for name, rest in instructions if name == "COPY" for word in rest.split()[:-1]]
     files = {word for word in copied if not word.startswith("--")}
     assert files == kept
     assert all((ROOT / file).exists() for file in files)

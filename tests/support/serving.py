@@ -1,19 +1,27 @@
 """A base of random weights that reads and writes bytes, its adapters in a real registry, and their server."""
 
+import json
+import os
+import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 
 from gradeflow import adapter, params, registry, serve, tracking
 from gradeflow.params import Params
 from gradeflow.registry import Version
-from gradeflow.serve import Found
+from gradeflow.serve import Found, Server
 from gradeflow.server import running
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = params.Tracking(uri="", experiment="gradeflow-tests")
 BASE = "gradeflow-base-0123456789ab"
+REQUESTS = int(os.environ.get("GRADEFLOW_FUZZ", "300"))
 TEMPLATE = (
     "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
     "{{ raise_exception('no such role') }}{% endif %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -121,3 +129,41 @@ def directly(made: Path, content: str, count: int, *, adapted: bool) -> str:
         input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count
     )
     return str(tokenizer.decode(made_ids[0, prompt.shape[1] :], skip_special_tokens=True))
+
+
+def await_version(client: openai.OpenAI, version: Version, name: str) -> None:
+    """Until a name leads to it."""
+    deadline = time.monotonic() + 10
+    while ask(client, model=name, max_tokens=1).system_fingerprint != version.digest[:12]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def fuzz(server: Server, folder: Path, model: str) -> int:
+    """Send so many requests; returns how many there were.
+
+    Half of those that are made keep to the schema. All of these name the model, as others go no further than its name.
+    """
+    root = server.url.removesuffix("/v1")
+    schema: dict[str, Any] = httpx.get(f"{root}/openapi.json").json()
+    asking = {path: schema["paths"][path] for path in schema["paths"] if path.endswith("completions")}
+    for name, one in schema["components"]["schemas"].items():
+        if "model" in one.get("properties", {}):
+            schema["components"]["schemas"][name]["properties"]["model"] = {"type": "string", "enum": [model]}
+    file = folder / "openapi.json"
+    file.write_text(json.dumps(schema | {"paths": asking}))
+    program = Path(sys.executable).with_name("schemathesis")
+    done = subprocess.run(
+        [
+            *(program, "run", str(file), "--url", root, "--phases", "fuzzing", "--checks", "not_a_server_error"),
+            *("--max-examples", str(REQUESTS), "--mode", "all", "--seed", "0", "--no-color", "--continue-on-failure"),
+            *("--suppress-health-check", "all", "--request-timeout", "60"),
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    (count,) = re.findall(r"([0-9]+) generated", done.stdout)
+    return int(count)
