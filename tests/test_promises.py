@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -130,8 +131,10 @@ def test_no_large_file_is_tracked() -> None:
 def documented_commands() -> list[list[str]]:
     text = "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line.split() for line in lines if line and not line.startswith("#")]
+    whole = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line.split("  #")[0].strip() for line in whole]
+    words = [shlex.split(line) for line in lines if line and not line.startswith("#")]
+    return [list(itertools.dropwhile(lambda word: re.match("[A-Z_]+=", word), line)) for line in words]
 
 
 @pytest.mark.parametrize("command", documented_commands(), ids=" ".join)
@@ -154,4 +157,4 @@ def test_every_documented_command_is_one_that_exists(command: list[str]) -> None
             settings = [word for flag, word in itertools.pairwise(rest) if flag == "-S"]
             params.load(ROOT / "params.yaml", dict(word.split("=", 1) for word in settings))
         case _:
-            assert program in {"git", "cd", "export", "vllm", "curl", "python"}
+            assert program in {"git", "cd", "export", "vllm", "curl", "python", "docker"}

@@ -174,6 +174,8 @@ def test_a_bad_request_says_what_is_wrong(client: openai.OpenAI, more: dict[str,
         b'{"model": "policy", "messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
         b'{"model": "\\ud800", "messages": [{"role": "user", "content": "hi"}]}',
         b'{"model": "policy", "messages": [{"role": "user", "content": "hi"}], "\\ud800": 1}',
+        b'{"model": "policy", "messages": [{"role": "user", "content": "hi"}], "temperature": 1e999}',
+        b'{"model": "policy", "messages": ' + b"[" * 3000 + b"]" * 3000 + b"}",
     ],
 )
 def test_what_is_no_request_is_answered_in_the_shape_of_openai(server: Server, body: bytes) -> None:

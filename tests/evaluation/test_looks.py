@@ -74,6 +74,7 @@ class Project:
             "promote__minimum_n": 10,
             "promote__model": self.model,
             "promote__clean_data": "false",
+            "tracking__experiment": "looked-at",
         }
         return tiny.settings(self.world, **(asked | changes))
 

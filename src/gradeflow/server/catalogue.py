@@ -16,7 +16,7 @@ from typing import Protocol
 
 from gradeflow import adapter, models, registry
 from gradeflow.adapter import Backend
-from gradeflow.errors import AdapterError, GradeflowError, SettingsError, TrackingError
+from gradeflow.errors import AdapterError, SettingsError, TrackingError
 from gradeflow.params import Base
 from gradeflow.registry import Version
 
@@ -127,7 +127,10 @@ class Catalogue:
     async def follow(self, every_s: float) -> None:
         """Look for moved aliases until cancelled."""
         while True:
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:
+                log.exception("the registry could not be followed; what is served stays")
             await asyncio.sleep(every_s)
 
     async def refresh(self) -> None:
@@ -168,8 +171,8 @@ class Catalogue:
             return
         try:
             served = await self._bring(version)
-        except (GradeflowError, OSError) as error:
-            self._refuse(reference, str(version.version), str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the old version goes on
+            self._refuse(reference, str(version.version), str(error) or type(error).__name__)
             return
         self.names = {**self.names, **dict.fromkeys((*reference.names, served.model), served)}
         self.refused = {name: one for name, one in self.refused.items() if name != str(reference)}

@@ -37,6 +37,8 @@ CHOICES = ("n", "best_of")
 SYSTEM = re.compile(rb'"system_fingerprint":(?:null|"[^"\\]*")')
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 HEADER_BYTES = 300
+CLOSED = 499
+"""The status, as nginx has it, of a request whose client went away before its reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ class Gateway:
                 await self._ask(scope, receive, send)
             elif path == "/ready":
                 await self._ready(send)
+            elif path == "/openapi.json":
+                await self._describe(scope, receive, send)
             elif path.startswith("/v1/models"):
                 await _json(send, 200, self._models(path))
             else:
@@ -155,6 +159,18 @@ class Gateway:
         refused = {name: one.why for name, one in self.catalogue.refused.items()}
         told = {"ready": ready, "refused": refused, "registry": self.catalogue.store_fault or "answers"}
         await _json(send, 200 if ready else 503, told)
+
+    async def _describe(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """The server's own description, less the routes that are not exposed."""
+        parts: list[bytes] = []
+
+        async def kept(message: Message) -> None:
+            parts.append(message.get("body", b""))
+
+        await self.app(scope, receive, kept)
+        told = json.loads(b"".join(parts))
+        told["paths"] = {path: one for path, one in told["paths"].items() if path in ROUTES}
+        await _json(send, 200, told)
 
     def _models(self, path: str) -> dict[str, Any]:
         cards = {name: _card(name, served) for name, served in self.catalogue.names.items()}
@@ -239,7 +255,7 @@ class Gateway:
 
     async def _forward(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, exchange: Exchange) -> None:
         served = exchange.served
-        raw = json.dumps(exchange.body | {"model": served.key}).encode()
+        raw = _written(exchange.body | {"model": served.key})
         keeps = self.trace_share > 0 and random.random() < self.trace_share
         headers = [pair for pair in scope["headers"] if pair[0] not in {b"content-length", b"transfer-encoding"}]
         asked = {**scope, "headers": [*headers, (b"content-length", str(len(raw)).encode())]}
@@ -283,7 +299,7 @@ class Gateway:
                 await self.app(asked, give, told)
         finally:
             exchange.ended = time.monotonic()
-            metrics.answered(served, exchange.status, exchange.ended - exchange.began)
+            metrics.answered(served, exchange.status or CLOSED, exchange.ended - exchange.began)
             if keeps:
                 self.traced(exchange)
 
@@ -300,6 +316,13 @@ class Gateway:
 def _authorised(scope: MutableMapping[str, Any], key: str) -> bool:
     given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     return secrets.compare_digest(given, f"Bearer {key}".encode())
+
+
+def _written(body: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise ApiError(400, "a number is too large, or lists too deep", code="invalid_request") from None
 
 
 def _no_constant(text: str) -> None:
