@@ -16,12 +16,12 @@ import mlflow
 import openai
 import pytest
 
-from gradeflow import registry, serve, tracking
+from gradeflow import registry, serve
 from gradeflow.errors import TrackingError
 from gradeflow.registry import Version
 from gradeflow.serve import Server
 from support import serving
-from support.serving import QUESTION, SETTINGS, ask, await_version, directly, find, register, settings
+from support.serving import QUESTION, ask, await_version, directly, find, register, settings
 
 NAME = "followed"
 
@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def versions(made: Path, _store_folder: Path) -> tuple[Version, Version]:
-    tracking.connect(SETTINGS, _store_folder)
+    serving.connect(_store_folder)
     return register(made / "adapter", NAME, "champion"), register(made / "other", NAME)
 
 
@@ -270,7 +270,7 @@ def test_requests_are_traced_by_sampling_and_counted_by_version(made: Path, firs
         labels = f'adapter="{first.digest[:12]}",model="{NAME}",status="200",version="{first.version}"'
         assert f"gradeflow_requests_total{{{labels}}}" in metrics
         deadline = time.monotonic() + 20
-        experiment = str(mlflow.get_experiment_by_name(SETTINGS.experiment).experiment_id)
+        experiment = str(mlflow.get_experiment_by_name(serving.EXPERIMENT).experiment_id)
         chosen = f"tags.`gradeflow.adapter.digest` = '{first.digest}'"
         while not (found := mlflow.search_traces([experiment], chosen, return_type="list", max_results=5)):
             assert time.monotonic() < deadline

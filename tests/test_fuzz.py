@@ -7,9 +7,9 @@ import httpx
 import psutil
 import pytest
 
-from gradeflow import serve, tracking
+from gradeflow import serve
 from support import serving
-from support.serving import REQUESTS, SETTINGS, find, fuzz, register, settings
+from support.serving import REQUESTS, find, fuzz, register, settings
 
 LEAK = 150 * 2**20
 """Bytes that a process may grow by; 5,000 requests that each leave 100 KiB would take three times as much."""
@@ -19,7 +19,7 @@ def test_no_request_makes_the_server_fail_or_grow(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, store: Path
 ) -> None:
     made = serving.make(tmp_path_factory.mktemp("made"))
-    tracking.connect(SETTINGS, store)
+    serving.connect(store)
     register(made / "adapter", "fuzzed", "champion")
     told: dict[str, Any] = {"models": ["fuzzed"], "max_tokens": 8}
     with serve.serving(find(made, **told), settings(made, **told)) as server:

@@ -25,7 +25,7 @@ from gradeflow.serve import Found, Server
 from gradeflow.server import catalogue
 from gradeflow.server.catalogue import Reference, Served
 from support import serving
-from support.serving import BASE, QUESTION, ROOT, SETTINGS, ask, directly, find, register, settings, start
+from support.serving import BASE, QUESTION, ROOT, ask, directly, find, register, settings, start
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def policy(made: Path, _store_folder: Path) -> Version:
     """The registered champion of `policy`."""
-    tracking.connect(SETTINGS, _store_folder)
+    serving.connect(_store_folder)
     return register(made / "adapter", alias="champion")
 
 
@@ -324,7 +324,6 @@ def test_vllm_gets_the_base_at_its_commit_and_no_adapter() -> None:
         *("--revision", "a09a", "--tokenizer-revision", "a09a"),
         *("--served-model-name", "base", "--host", "127.0.0.1", "--port", "8000"),
         *("--enable-lora", "--max-lora-rank", "64", "--max-loras", "2"),
-        *("--override-generation-config", '{"max_new_tokens": 512}'),
         *("--shutdown-timeout", "25", "--middleware", "gradeflow.server.vllm.Middleware"),
     ]
 

@@ -10,12 +10,12 @@ import httpx
 import openai
 import pytest
 
-from gradeflow import registry, serve, tracking
+from gradeflow import registry, serve
 from gradeflow.adapter import vllm
 from gradeflow.registry import Version
 from gradeflow.serve import Server
 from support import serving
-from support.serving import QUESTION, ROOT, SETTINGS, ask, await_version, directly, fuzz, register, settings
+from support.serving import QUESTION, ROOT, ask, await_version, directly, fuzz, register, settings
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def versions(made: Path, _store_folder: Path) -> tuple[Version, Version]:
-    tracking.connect(SETTINGS, _store_folder)
+    serving.connect(_store_folder)
     return register(made / "adapter", "by-vllm", "champion"), register(made / "other", "by-vllm", "challenger")
 
 

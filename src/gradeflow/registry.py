@@ -264,6 +264,8 @@ def fetch(version: Version, cache: Path) -> Path:
         download(version, fresh)
         if wrong := changed_files(version, fresh):
             raise TrackingError(f"{version}: the store's files are not those registered: {', '.join(wrong)}")
+        if not changed_files(version, folder):  # another process was faster
+            return folder
         shutil.rmtree(folder, ignore_errors=True)
         fresh.replace(folder)
     finally:

@@ -29,6 +29,8 @@ STOP_S = 30.0
 DRAIN_S = 25
 """Seconds for requests in flight, before those that a server has to end."""
 LOOK_S = 0.1
+STORE_S = 60.0
+"""How long a new server may find no registry."""
 MIDDLEWARE = "gradeflow.server.vllm.Middleware"
 
 
@@ -100,7 +102,7 @@ def find(params: Params, backend: adapter.Backend = "hf", cache: Path = running.
 def _versions(first: Mapping[Reference, Served]) -> list[Served | int]:
     """What may be served one day: all versions with a rank, and those that are now."""
     told = [one.tags.get(registry.RANK, "") for name in {one.name for one in first} for one in registry.versions(name)]
-    return [*first.values(), *(int(rank) for rank in told if rank.isdecimal())]
+    return [*first.values(), *(int(rank) for rank in told if rank.isdecimal() and int(rank) <= vllm.RANKS[-1])]
 
 
 def _rank(one: Served | int) -> int:
@@ -186,7 +188,9 @@ def _in_process(found: Found, params: Params, key: str, run_id: str) -> Iterator
     with contextlib.closing(listener):
         loaded = chat.load(found.base, found.revision)
         api = http.app(loaded, max_tokens=settings.max_tokens)
-        gateway = running.gateway(api, Local(loaded), params, backend="hf", key=key, run_id=run_id)
+        gateway = running.gateway(
+            api, Local(loaded, (found.base, found.revision)), params, backend="hf", key=key, run_id=run_id
+        )
         engine = uvicorn.Server(
             uvicorn.Config(
                 gateway, log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=int(STOP_S)
@@ -196,7 +200,7 @@ def _in_process(found: Found, params: Params, key: str, run_id: str) -> Iterator
         url = _url(settings.host, listener.getsockname()[1])
         thread.start()
         try:
-            _await_ready(url, thread.is_alive)
+            _await_ready(url, key, thread.is_alive)
             yield Server(f"{url}/v1", found.model, "transformers", thread.is_alive)
         finally:
             engine.should_exit = True
@@ -211,7 +215,6 @@ def vllm_command(program: Path, found: Found, settings: Serve, port: int, *, cpu
         *("--host", settings.host, "--port", str(port)),
         *("--enable-lora", "--max-lora-rank", str(adapter.max_lora_rank(found.largest))),
         *("--max-loras", str(together)),
-        *("--override-generation-config", json.dumps({"max_new_tokens": settings.max_tokens})),
         *("--shutdown-timeout", str(DRAIN_S), "--middleware", MIDDLEWARE),
         *(("--dtype", "float32", "--enforce-eager") if cpu else ()),
         *settings.vllm_args,
@@ -234,7 +237,7 @@ def _by_vllm(found: Found, params: Params, key: str, run_id: str, root: Path) ->
             running.RUN: run_id,
         }
         with vllm_process.running(command, given, url, root / VLLM_LOG) as process:
-            _await_ready(url, lambda: process.poll() is None)
+            _await_ready(url, key, lambda: process.poll() is None)
             yield Server(f"{url}/v1", found.model, "vllm", lambda: process.poll() is None)
 
 
@@ -245,23 +248,27 @@ def _written(params: Params, place: Path) -> Path:
     return file
 
 
-def _await_ready(url: str, alive: Callable[[], bool]) -> None:
+def _await_ready(url: str, key: str, alive: Callable[[], bool]) -> None:
     """Wait until every name leads to an adapter that is loaded and proved.
 
     Raises:
-        SetupError: the server ends before.
+        SetupError: the server ends before, or finds no registry.
         AdapterError: an adapter is refused.
     """
     import httpx
 
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    deadline = time.monotonic() + STORE_S
     while alive():
         with contextlib.suppress(httpx.TransportError):
-            reply = httpx.get(f"{url}/ready", trust_env=False, timeout=5)
+            reply = httpx.get(f"{url}/ready", headers=headers, trust_env=False, timeout=5)
             told: dict[str, Any] = reply.json()
             if told["ready"]:
                 return
             if refused := told["refused"]:
                 raise AdapterError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+            if told["registry"] != "answers" and time.monotonic() > deadline:
+                raise SetupError(f"the server at {url} does not reach the registry: {told['registry']}")
         time.sleep(LOOK_S)
     raise SetupError(f"the server at {url} did not start; what went wrong is above")
 

@@ -19,7 +19,7 @@ from gradeflow.serve import Found, Server
 from gradeflow.server import running
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = params.Tracking(uri="", experiment="gradeflow-tests")
+EXPERIMENT = "gradeflow-tests"
 BASE = "gradeflow-base-0123456789ab"
 REQUESTS = int(os.environ.get("GRADEFLOW_FUZZ", "300"))
 TEMPLATE = (
@@ -89,6 +89,11 @@ def register(folder: Path, name: str = "policy", alias: str = "", **tags: str) -
     if alias:
         registry.set_alias(version, alias)
     return version
+
+
+def connect(folder: Path) -> None:
+    """The store in a folder, whatever the environment says."""
+    tracking.connect(params.Tracking(uri=f"sqlite:///{folder / 'mlflow.db'}", experiment=EXPERIMENT), folder)
 
 
 def settings(made: Path, **changed: Any) -> Params:

@@ -118,7 +118,9 @@ def measure(plan: Plan, engine: "Engine", whole: Whole) -> None:
             task = WorkflowTask(examples, settings, environment, runner.run)
             raw = run_harness(engine.of(subject), task)
             (folder / "results.json").write_text(json.dumps(raw, indent=2, default=str) + "\n", encoding="utf-8")
-            keep(subject.name, task.samples, folder)
+            jsonl.write(folder / SAMPLES, (sample.to_row() for sample in task.samples))
+            if not plan.judged:
+                require_scores(subject.name, task.samples, environment.needs)
 
         def fix(operator: str, folder: Path) -> None:
             pairs = [(fixed.program(operator), example) for example in examples]
@@ -127,7 +129,7 @@ def measure(plan: Plan, engine: "Engine", whole: Whole) -> None:
         keep = partial(_keep, environment)
         try:
             if plan.judged:
-                looked, examples = _ask_until_decided(plan, looks.shuffled(examples), ask, whole)
+                looked, examples = _ask_until_decided(plan, looks.shuffled(examples), ask, whole, environment.needs)
             else:
                 for subject in plan.subjects:
                     whole(subject.name, partial(ask, subject, examples))
@@ -139,7 +141,11 @@ def measure(plan: Plan, engine: "Engine", whole: Whole) -> None:
 
 
 def _ask_until_decided(
-    plan: Plan, examples: Sequence[Example], ask: Callable[[Subject, Sequence[Example], Path], None], whole: Whole
+    plan: Plan,
+    examples: Sequence[Example],
+    ask: Callable[[Subject, Sequence[Example], Path], None],
+    whole: Whole,
+    needs: str,
 ) -> tuple[Looked, Sequence[Example]]:
     """Ask all subjects one block of questions after the other, and look at what the gate says after each.
 
@@ -147,7 +153,7 @@ def _ask_until_decided(
     """
     assert plan.judged is not None
     policy = plan.params.promote
-    shares = gate.even(policy.looks)
+    shares = gate.even(min(policy.looks, len(examples)))
     asked: list[Example] = []
     for at, block in enumerate(looks.blocks(examples, shares)):
         asked += block
@@ -167,6 +173,7 @@ def _ask_until_decided(
             shutil.copyfile(there, folder / f"look_{number}.json")
 
     for subject in plan.subjects:
+        require_scores(subject.name, _so_far(plan, subject.name, looked.at), needs)
         whole(subject.name, partial(join, subject.name))
     return looked, asked
 

@@ -92,6 +92,8 @@ def decided(comparison: Comparison, policy: params.Promote, look: Look) -> Liter
     Against means: what counts as a gain is ruled out, wrongly at most as often as the policy's power allows.
     """
     differences = comparison.differences
+    if not look.is_last and comparison.abstained > policy.max_fault_share * comparison.pairs:
+        return None
     enough = len(differences) >= policy.minimum_n and differences.mean() >= policy.minimum_effect
     if enough and inference.p_gain(differences) <= look.level(policy.alpha):
         return "for"

@@ -30,7 +30,8 @@ def p_gain(differences: Differences) -> float:
     if np.isin(differences, (-1.0, 0.0, 1.0)).all():
         return _mcnemar(int((differences > 0).sum()), int((differences < 0).sum()))
     reached = _resampled_means(differences - differences.mean()) >= differences.mean() - 1e-12
-    return (1 + int(reached.sum())) / (1 + RESAMPLES)
+    mean, error = _smoothed(differences)  # a bootstrap of a few questions cannot see what is rare
+    return max((1 + int(reached.sum())) / (1 + RESAMPLES), float(ndtr(-mean / error)))
 
 
 def _mcnemar(wins: int, losses: int) -> float:

@@ -51,6 +51,10 @@ class Engine(Protocol):
     def dtype(self) -> str:
         """What it computes in, as `float32`."""
 
+    @property
+    def base(self) -> tuple[str, str]:
+        """Where its base was loaded from, and its revision."""
+
     async def load(self, served: Served) -> None:
         """Let it answer under its key.
 
@@ -189,6 +193,8 @@ class Catalogue:
     async def _bring(self, version: Version) -> Served:
         """Fetch, check, load and prove."""
         served = await asyncio.to_thread(fetch, version, self.base, self.cache, self.backend)
+        if not is_same_base(base_of(served.folder, self.base), self.engine.base):
+            raise AdapterError(f"{version} is of base {base_of(served.folder, self.base)[0]}, which is not served here")
         if served.key not in self._served:
             await self.engine.load(served)
         await self._prove(served)
@@ -237,6 +243,10 @@ def fetch(version: Version, base: Base, cache: Path, backend: Backend) -> Served
             f"as {version.digest[:12]}"
         )
     return Served(version, folder, facts.rank)
+
+
+def is_same_base(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    return one == other or (one[1] == other[1] and Path(one[0]).resolve() == Path(other[0]).resolve())
 
 
 def base_of(folder: Path, settings: Base) -> tuple[str, str]:

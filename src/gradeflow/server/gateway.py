@@ -5,6 +5,7 @@ It is ASGI middleware, so that it runs inside the server's own process, in front
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import random
 import re
@@ -25,7 +26,8 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 DIGEST = b"x-gradeflow-adapter"
 VERSION = b"x-gradeflow-version"
 REFUSED = b"x-gradeflow-refused"
-ASKING = ("/v1/chat/completions", "/v1/completions")
+CHAT = "/v1/chat/completions"
+ASKING = (CHAT, "/v1/completions")
 ROUTES = {
     **dict.fromkeys(ASKING, "POST"),
     **dict.fromkeys(("/v1/models", "/health", "/ready", "/metrics", "/metrics/", "/openapi.json"), "GET"),
@@ -34,6 +36,8 @@ OPEN = frozenset({"/health", "/ready"})
 """Asked by what watches over servers, without a key; they tell nothing of what is served."""
 LENGTHS = ("max_tokens", "max_completion_tokens", "min_tokens")
 CHOICES = ("n", "best_of")
+GRAMMARS = ("structured_outputs", "response_format", "tools")
+"""What a server compiles before it answers."""
 SYSTEM = re.compile(rb'"system_fingerprint":(?:null|"[^"\\]*")')
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 HEADER_BYTES = 300
@@ -43,13 +47,17 @@ CLOSED = 499
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Most of each: bytes of a request, seconds until it is here, tokens and choices of a reply, requests at once."""
+    """Most of each: bytes of a request, seconds until it is here, tokens and choices of a reply, requests at once.
+
+    `prompts` bounds prompts times choices, `grammar` the characters of a schema.
+    """
 
     tokens: int
     body: int
     concurrency: int
     choices: int = 16
     prompts: int = 64
+    grammar: int = 64 * 1024
     receive_s: float = 30.0
     send_s: float = 60.0
 
@@ -132,7 +140,7 @@ class Gateway:
             if path in ASKING:
                 await self._ask(scope, receive, send)
             elif path == "/ready":
-                await self._ready(send)
+                await self._ready(scope, send)
             elif path == "/openapi.json":
                 await self._describe(scope, receive, send)
             elif path.startswith("/v1/models"):
@@ -147,6 +155,8 @@ class Gateway:
 
     def _admit(self, scope: MutableMapping[str, Any], path: str, method: str) -> None:
         allowed = "GET" if path.startswith("/v1/models/") else ROUTES.get(path)
+        if not self.key and not _is_local(scope):
+            raise ApiError(401, "without a key this server answers its own machine alone", code="invalid_api_key")
         if self.key and path not in OPEN and not _authorised(scope, self.key):
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer <key>", code="invalid_api_key")
         if allowed is None:
@@ -154,10 +164,12 @@ class Gateway:
         if method not in {allowed, "HEAD" if allowed == "GET" else allowed}:
             raise ApiError(405, f"{path} takes {allowed}", code="method_not_allowed")
 
-    async def _ready(self, send: Send) -> None:
+    async def _ready(self, scope: MutableMapping[str, Any], send: Send) -> None:
         ready = self.catalogue.is_ready
         refused = {name: one.why for name, one in self.catalogue.refused.items()}
-        told = {"ready": ready, "refused": refused, "registry": self.catalogue.store_fault or "answers"}
+        told: dict[str, Any] = {"ready": ready}
+        if not self.key or _authorised(scope, self.key):
+            told |= {"refused": refused, "registry": self.catalogue.store_fault or "answers"}
         await _json(send, 200 if ready else 503, told)
 
     async def _describe(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -230,7 +242,7 @@ class Gateway:
     def _checked(self, raw: bytes, path: str) -> dict[str, Any]:
         """The request as an object with a model, within bounds; all else is the server's to check."""
         try:
-            body = json.loads(raw, parse_constant=_no_constant)
+            body = json.loads(raw.decode(), parse_constant=_no_constant)
             if SURROGATE.search(raw):  # half of a pair is no text: no tokenizer and no reply can have it
                 json.dumps(body, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
@@ -243,14 +255,24 @@ class Gateway:
             self._at_most(body, name, self.limits.tokens)
         for name in CHOICES:
             self._at_most(body, name, self.limits.choices)
+        for name in GRAMMARS:
+            if len(json.dumps(body.get(name))) > self.limits.grammar:
+                said = f"{name}: at most {self.limits.grammar} characters"
+                raise ApiError(400, said, code="invalid_value", param=name)
+        if path == CHAT and all(body.get(name) is None for name in LENGTHS[:2]):
+            body["max_tokens"] = self.limits.tokens
         prompt = body.get("prompt") if path == "/v1/completions" else None
-        if isinstance(prompt, list) and len(prompt) > self.limits.prompts and not isinstance(prompt[0], int):
-            raise ApiError(400, f"prompt: at most {self.limits.prompts} at once", code="invalid_value", param="prompt")
+        many = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+        if many * max(body.get(name) or 1 for name in CHOICES) > self.limits.prompts:
+            said = f"prompt: at most {self.limits.prompts} at once, times n"
+            raise ApiError(400, said, code="invalid_value", param="prompt")
         return body
 
     def _at_most(self, body: dict[str, Any], name: str, most: int) -> None:
         asked = body.get(name)
-        if isinstance(asked, int | float) and asked > most:
+        if asked is not None and type(asked) is not int:  # servers take "16" and 16.0 for a number
+            raise ApiError(400, f"{name}: a whole number is needed", code="invalid_value", param=name)
+        if asked is not None and asked > most:
             raise ApiError(400, f"{name} is {asked}; at most {most} here", code="invalid_value", param=name)
 
     async def _forward(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, exchange: Exchange) -> None:
@@ -268,8 +290,8 @@ class Gateway:
                 return {"type": "http.request", "body": raw, "more_body": False}
             return await receive()
 
-        key = json.dumps(served.key).encode()
-        model = b'"model":' + key, b'"model":' + json.dumps(exchange.name).encode()
+        key, name = served.key.encode(), exchange.name.encode()
+        model = b'"model":"' + key + b'"', b'"model":"' + name + b'"'
         system = b'"system_fingerprint":"' + served.version.digest[:12].encode() + b'"'
         extra = [
             (DIGEST, served.version.digest.encode()),
@@ -286,8 +308,8 @@ class Gateway:
                 body, replaced = SYSTEM.subn(system, body.replace(*model))
                 if not replaced:
                     body = body.replace(model[1], model[1] + b"," + system)
-                if key in body:  # in words of an error
-                    body = body.replace(key[1:-1], json.dumps(exchange.name).encode()[1:-1])
+                if exchange.status >= 400:
+                    body = body.replace(key, name)
                 message = {**message, "body": body}
                 if keeps:
                     exchange.reply += body
@@ -311,6 +333,17 @@ class Gateway:
             return []
         said = f"version {refused.version}: {' '.join(refused.why.split())}"
         return [(REFUSED, said.encode("ascii", "replace")[:HEADER_BYTES])]
+
+
+def _is_local(scope: MutableMapping[str, Any]) -> bool:
+    """Whether it was asked by an address of this machine's own, or by a socket that is a file."""
+    host, port = scope.get("server") or ("", None)
+    if port is None:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return bool(host == "localhost")
 
 
 def _authorised(scope: MutableMapping[str, Any], key: str) -> bool:

@@ -10,8 +10,11 @@ from gradeflow.server.chat import Chat
 
 
 class Local:
-    def __init__(self, chat: Chat) -> None:
+    """`base` is where the chat's base was loaded from, and its revision."""
+
+    def __init__(self, chat: Chat, base: tuple[str, str]) -> None:
         self._chat = chat
+        self.base = base
         self._probes = adapter.default_probes(len(chat.tokenizer))
         self.dtype = str(chat.model.dtype).removeprefix("torch.")
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gradeflow import tracking
@@ -20,6 +21,8 @@ KEY = "GRADEFLOW_SERVE_KEY"
 RUN = "GRADEFLOW_SERVE_RUN"
 """The run that traces belong to."""
 
+MOST_TRACES = 100
+"""Of those that wait to be sent."""
 log = logging.getLogger(__name__)
 
 
@@ -49,16 +52,19 @@ def gateway(
 
 
 def tracer(run_id: str) -> Callable[[Exchange], None]:
-    """Sends exchanges to MLflow from a thread; one that cannot be sent is lost, as those not sampled are."""
+    """Sends exchanges to MLflow from a thread; one that cannot be sent soon is lost, as those not sampled are."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="traces")
     waiting: set[asyncio.Task[None]] = set()
 
     async def send(exchange: Exchange) -> None:
         try:
-            await asyncio.to_thread(record, exchange, run_id)
+            await asyncio.get_running_loop().run_in_executor(thread, record, exchange, run_id)
         except Exception as error:  # noqa: BLE001 - whatever it is, replies do not depend on it
             log.warning("a trace is lost: %s", error)
 
     def traced(exchange: Exchange) -> None:
+        if len(waiting) >= MOST_TRACES:
+            return
         task = asyncio.create_task(send(exchange))
         waiting.add(task)
         task.add_done_callback(waiting.discard)

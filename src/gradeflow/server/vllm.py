@@ -26,6 +26,8 @@ from gradeflow.server.gateway import App, Gateway, Receive, Send
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
+PATIENCE_S = 120.0
+"""What an adapter has to be loaded and to answer the probes, behind all that waits before it."""
 log = logging.getLogger(__name__)
 
 
@@ -70,8 +72,8 @@ def find(name: str, base: str) -> Served | None:
     if version is None or not version.digest.startswith(digest):
         return None
     served = catalogue.fetch(version, loaded.base, running.CACHE, "vllm")
-    own, _ = catalogue.base_of(served.folder, loaded.base)
-    if own != base and Path(own).resolve() != Path(base).resolve():
+    own, revision = catalogue.base_of(served.folder, loaded.base)
+    if not catalogue.is_same_base((own, revision), (base, revision)):  # of which vLLM tells no revision here
         raise AdapterError(f"{version} is of base {own}; {base} is served here")
     return served
 
@@ -91,6 +93,10 @@ class Engine:
     @property
     def dtype(self) -> str:
         return str(self._config.dtype).removeprefix("torch.")
+
+    @property
+    def base(self) -> tuple[str, str]:
+        return str(self._config.model), self._config.revision or ""
 
     @property
     def _config(self) -> Any:
@@ -135,8 +141,9 @@ class Engine:
         key = os.environ.get("VLLM_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         transport = httpx.ASGITransport(inner)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
-            reply = await client.request(method, path, json=body, timeout=120)
+        opened = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers)
+        async with asyncio.timeout(PATIENCE_S), opened as client:
+            reply = await client.request(method, path, json=body)
         if not reply.is_success:
             raise AdapterError(f"vLLM does not serve it: {reply.status_code} {reply.text[:300]}")
         return reply.json()
@@ -149,7 +156,9 @@ class Middleware:
         loaded = settings()
         tracking.connect(loaded.tracking, Path())
         self._engine = Engine(app)
-        key, run_id = os.environ.get(running.KEY, ""), os.environ.get(running.RUN, "")
+        named = os.environ.get(loaded.serve.api_key_env, "") if loaded.serve.api_key_env else ""
+        key = os.environ.get(running.KEY) or named or os.environ.get("VLLM_API_KEY", "")
+        run_id = os.environ.get(running.RUN, "")
         self._gateway: Gateway = running.gateway(app, self._engine, loaded, backend="vllm", key=key, run_id=run_id)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
