@@ -34,13 +34,24 @@ def simulated(seed: int, n: int, gain: float, differ: float = DIFFER) -> Compari
     return Comparison("workflow", ours, theirs, 0, n)
 
 
+def skewed(seed: int, n: int) -> Comparison:
+    """Scores between right and wrong that are often a little better and seldom much worse: the same on average."""
+    differences = np.where(np.random.default_rng(seed).random(n) < 0.9, 0.05, -0.45)
+    return Comparison("workflow", 0.5 + differences, np.full(n, 0.5), 0, n)
+
+
+def drawn(seed: int, n: int, gain: float) -> Comparison:
+    return skewed(seed, n) if np.isnan(gain) else simulated(seed, n, gain)
+
+
 def fixed(seed: int, n: int, gain: float, policy: params.Promote) -> tuple[bool, int]:
-    return gate.decide([simulated(seed, n, gain)], policy).promote, n
+    """Whether it promotes; a gain of NaN stands for `skewed`."""
+    return gate.decide([drawn(seed, n, gain)], policy).promote, n
 
 
 def sequential(seed: int, n: int, gain: float, policy: params.Promote, count: int) -> tuple[bool, int]:
     """Whether it promotes, and after how many questions."""
-    whole, shares = simulated(seed, n, gain), looks.even(count)
+    whole, shares = drawn(seed, n, gain), looks.even(count)
     for at, share in enumerate(shares):
         size = round(n * share)
         part = Comparison("workflow", whole.challenger[:size], whole.champion[:size], 0, size)
@@ -89,11 +100,12 @@ def main() -> None:
     bound = sure.alpha + 3 * (sure.alpha * (1 - sure.alpha) / given.tries) ** 0.5
     with multiprocessing.get_context("spawn").Pool() as pool:
         print(f"A/A, {given.tries} promotions each: at most {bound:.2%} may pass at alpha = {sure.alpha:g}")
-        for n in (50, 200, 1000):
-            one, _ = shares_of(pool.map(partial(fixed, n=n, gain=0.0, policy=sure), range(given.tries), 100))
-            often = partial(sequential, n=n, gain=0.0, policy=sure, count=given.looks)
-            many, _ = shares_of(pool.map(often, range(given.tries), 100))
-            print(f"  n = {n:5}: fixed {one:.2%}, {given.looks} looks {many:.2%}")
+        for gain, kind in ((0.0, "right or wrong"), (float("nan"), "skewed scores")):
+            for n in (50, 200, 1000):
+                one, _ = shares_of(pool.map(partial(fixed, n=n, gain=gain, policy=sure), range(given.tries), 100))
+                often = partial(sequential, n=n, gain=gain, policy=sure, count=given.looks)
+                many, _ = shares_of(pool.map(often, range(given.tries), 100))
+                print(f"  {kind}, n = {n:5}: fixed {one:.2%}, {given.looks} looks {many:.2%}", flush=True)
         tries = given.tries // 5
         policy = SHIPPED.model_copy(update={"minimum_effect": EFFECT})
         n = round((1.645 + 0.842) ** 2 * DIFFER / EFFECT**2)
