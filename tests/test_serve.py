@@ -102,9 +102,14 @@ def test_a_seed_repeats_a_sampled_answer(client: openai.OpenAI) -> None:
 
 def test_an_answer_ends_before_a_stop(client: openai.OpenAI) -> None:
     text = ask(client).choices[0].message.content
-    answer = ask(client, stop=[text[3:5]]).choices[0]
+    reply = ask(client, stop=[text[3:5]], logprobs=True)
+    (answer,) = reply.choices
     assert answer.message.content == text[: text.index(text[3:5])]
     assert answer.finish_reason == "stop"
+    assert reply.usage.completion_tokens == len(answer.logprobs.content) < 16
+    pieces = list(ask(client, stop=[text[3:5]], stream=True))
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == answer.message.content
+    assert pieces[-1].choices[0].finish_reason == "stop"
 
 
 def test_a_reply_is_no_longer_than_the_model_reads(client: openai.OpenAI) -> None:

@@ -187,12 +187,22 @@ class Chat:
                     one.tokens.append(token)
                     loop.call_soon_threadsafe(one.told, self._settled(one.question, one.tokens))
 
-        return self.generate([one.question for one in batch], told if any(one.told for one in batch) else None)
+        return self.generate(
+            [one.question for one in batch],
+            told if any(one.told for one in batch) else None,
+            lambda at: batch[at].answer.done(),
+        )
 
     def generate(
-        self, questions: Sequence[Question], told: Callable[[Sequence[int]], None] | None = None
+        self,
+        questions: Sequence[Question],
+        told: Callable[[Sequence[int]], None] | None = None,
+        is_gone: Callable[[int], bool] = lambda _: False,
     ) -> list[Answer]:
-        """Answers to questions of one `batch`; `told` is given each step's tokens, one of each question."""
+        """Answers to questions of one `batch`; `told` is given each step's tokens, one of each question.
+
+        A question ends at a stop, or when whoever asked it `is_gone`, by its place in the batch.
+        """
         import torch
 
         first = questions[0]
@@ -200,14 +210,17 @@ class Chat:
         with torch.inference_mode(), torch.random.fork_rng(enabled=first.seed is not None):
             if first.seed is not None:
                 torch.manual_seed(first.seed)
-            rows, likely = self._complete(questions, told)
+            rows, likely = self._complete(questions, told, is_gone)
         return [
             self._answer(question, row, likely.of(at, row, self.tokenizer, question.top or 0) if likely else None)
             for at, (question, row) in enumerate(zip(questions, rows, strict=True))
         ]
 
     def _complete(
-        self, questions: Sequence[Question], told: Callable[[Sequence[int]], None] | None
+        self,
+        questions: Sequence[Question],
+        told: Callable[[Sequence[int]], None] | None,
+        is_gone: Callable[[int], bool],
     ) -> "tuple[list[list[int]], _Likely | None]":
         import torch
         from transformers import GenerationConfig
@@ -235,10 +248,29 @@ class Chat:
             generation_config=settings,
             logits_processor=[likely] if likely else None,
             streamer=_Steps(told) if told else None,
+            stopping_criteria=[self._ended(questions, width, is_gone)],
         )
         if likely:
             likely.end(made)
         return [list(row) for row in made[:, width:].tolist()], likely
+
+    def _ended(
+        self, questions: Sequence[Question], width: int, is_gone: Callable[[int], bool]
+    ) -> "Callable[..., torch.Tensor]":
+        """Which rows need no more tokens, as transformers asks after each step."""
+        import torch
+
+        def ended(tokens: torch.Tensor, _scores: torch.Tensor, **_: Any) -> torch.Tensor:
+            found = [
+                is_gone(at) or bool(one.stop and _stopped(one, self._text(tokens[at, width:].tolist())) is not None)
+                for at, one in enumerate(questions)
+            ]
+            return torch.tensor(found, device=tokens.device)
+
+        return ended
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     @property
     def _ends(self) -> set[int]:
@@ -255,8 +287,13 @@ class Chat:
         within = row[: question.max_tokens]
         end = next((at for at, token in enumerate(within) if token in self._ends), None)
         tokens = within if end is None else within[:end]
-        text = str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        text = self._text(tokens)
         cut = _stopped(question, text)
+        if cut is not None:  # the token that completed the stop is the last
+            last = next(at for at in range(len(tokens)) if self._stops(question, tokens, at))
+            tokens = tokens[: last + 1]
+            text, end = self._text(tokens), None
+            cut = _stopped(question, text)
         return Answer(
             text=text[:cut],
             prompt_tokens=len(question.tokens),
@@ -265,10 +302,13 @@ class Chat:
             tokens=tuple(told[: len(tokens)]) if told is not None and question.top is not None else None,
         )
 
+    def _stops(self, question: Question, tokens: Sequence[int], at: int) -> bool:
+        return _stopped(question, self._text(tokens[: at + 1])) is not None
+
     def _settled(self, question: Question, tokens: Sequence[int]) -> str:
         """The text so far, less what more tokens might change: half a character, half of a stop."""
         end = next((at for at, token in enumerate(tokens) if token in self._ends), len(tokens))
-        text = str(self.tokenizer.decode(list(tokens[:end]), skip_special_tokens=True))
+        text = self._text(tokens[:end])
         if (cut := _stopped(question, text)) is not None:
             return text[:cut]
         text = text.rstrip("\ufffd")
