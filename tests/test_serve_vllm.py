@@ -66,7 +66,8 @@ def test_each_name_is_answered_by_its_adapter(
         "by-vllm/2",
     ]
     first, second = (ask(client, model=f"by-vllm/{one.version}") for one in versions)
-    assert first.choices[0].message.content == directly(made, "What is 3 + 4?", 16, adapted=True)
+    whole = directly(made, "What is 3 + 4?", 16, adapted=True)
+    assert first.choices[0].message.content == whole.rstrip("\ufffd")  # vLLM leaves half a character out
     assert first.choices[0].message.content != second.choices[0].message.content
     for answer, one in ((first, versions[0]), (second, versions[1])):
         assert answer.system_fingerprint == one.digest[:12]
