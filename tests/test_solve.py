@@ -1,5 +1,6 @@
 """A task from its definition to a graded submission, with and without MLflow."""
 
+import contextlib
 import csv
 import json
 import os
@@ -410,7 +411,9 @@ def test_an_interrupted_benchmark_has_what_was_finished_and_goes_on(tmp_path: Pa
             time.sleep(1)
         return reply(messages)
 
-    with ChatServer(interrupting) as server:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    with ChatServer(interrupting) as server, contextlib.ExitStack() as restored:
+        restored.callback(signal.signal, signal.SIGINT, before)
         with pytest.raises(KeyboardInterrupt):
             solve.main(several(tmp_path, server.url))
         run_id = newest(tmp_path)
