@@ -96,22 +96,21 @@ def find(params: Params, backend: adapter.Backend = "hf", cache: Path = running.
         told = "; ".join(f"{one} is of {base}" for (base, _), one in bases.items())
         raise SettingsError(f"serve.models: a server has one base, and {told}. Serve them apart")
     ((base, revision),) = bases
-    return Found(first, base, revision, max(map(_rank, _versions(first))))
+    return Found(first, base, revision, _largest_rank(first))
 
 
-def _versions(first: Mapping[Reference, Served]) -> list[Served | int]:
-    """What may be served one day: all versions with a rank, and those that are now."""
+def _largest_rank(first: Mapping[Reference, Served]) -> int:
+    """Of what is served now, and of all versions of these models that vLLM could take one day."""
     told = [one.tags.get(registry.RANK, "") for name in {one.name for one in first} for one in registry.versions(name)]
-    return [*first.values(), *(int(rank) for rank in told if rank.isdecimal() and int(rank) <= vllm.RANKS[-1])]
-
-
-def _rank(one: Served | int) -> int:
-    return one if isinstance(one, int) else one.rank
+    later = [int(rank) for rank in told if rank.isdecimal() and int(rank) <= vllm.RANKS[-1]]
+    return max([*later, *(served.rank for served in first.values())])
 
 
 def uses_vllm(settings: Serve, root: Path = Path()) -> bool:
-    """Raises:
-    SetupError: vLLM is asked for and is not there.
+    """Whether vLLM serves, by what is asked for and what is there.
+
+    Raises:
+        SetupError: vLLM is asked for and is not there.
     """
     program = vllm.program(root)
     if settings.backend == "vllm" and not program.is_file():

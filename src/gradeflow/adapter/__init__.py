@@ -5,7 +5,7 @@ It names its base by hub id and revision, or by the recipe of an embedded base (
 path: another machine finds that base below its own `base.folder`, or makes it with `gradeflow base`.
 """
 
-from gradeflow.adapter.alive import alike, changes, default_probes, fingerprint, tolerance
+from gradeflow.adapter.alive import alike, changes, default_probes, fingerprint, log_probabilities, tolerance
 from gradeflow.adapter.checks import AdapterFacts, Backend, validate
 from gradeflow.adapter.files import (
     CONFIG,
@@ -34,6 +34,7 @@ __all__ = [
     "digest",
     "find_weights",
     "fingerprint",
+    "log_probabilities",
     "max_lora_rank",
     "read_config",
     "stamp",

@@ -31,7 +31,7 @@ def fingerprint(model: "PeftModel", probes: Sequence[Sequence[int]]) -> tuple[fl
         AdapterError: it changes none of them, or makes one that is no number.
     """
     adapted, plain = _both(model, probes)
-    return changes(_of_tokens(adapted, probes), _of_tokens(plain, probes))
+    return changes(log_probabilities(adapted, probes), log_probabilities(plain, probes))
 
 
 def changes(adapted: Sequence[float], plain: Sequence[float]) -> tuple[float, ...]:
@@ -82,7 +82,8 @@ def _both(model: "PeftModel", probes: Sequence[Sequence[int]]) -> "tuple[torch.T
     return adapted.float(), plain.float()
 
 
-def _of_tokens(logits: "torch.Tensor", probes: Sequence[Sequence[int]]) -> list[float]:
+def log_probabilities(logits: "torch.Tensor", probes: Sequence[Sequence[int]]) -> list[float]:
+    """Of each token of the probes but the first, from logits of probes x positions x vocabulary."""
     import torch
 
     tokens = torch.tensor([list(probe[1:]) for probe in probes], device=logits.device)

@@ -16,11 +16,11 @@ from typing import Protocol
 
 from gradeflow import adapter, models, registry
 from gradeflow.adapter import Backend
+from gradeflow.champions import CHAMPION
 from gradeflow.errors import AdapterError, SettingsError, TrackingError
 from gradeflow.params import Base
 from gradeflow.registry import Version
 
-CHAMPION = "champion"
 AGAIN_S = 30.0
 """After so long a version that was refused is tried again."""
 
@@ -76,8 +76,10 @@ class Reference:
 
     @classmethod
     def of(cls, given: str) -> "Reference":
-        """Raises:
-        SettingsError: it is none of these.
+        """What a setting or a client means.
+
+        Raises:
+            SettingsError: it is none of these.
         """
         plain = given.removeprefix("models:/")
         name, at, alias = plain.partition("@")
@@ -169,7 +171,7 @@ class Catalogue:
             )
             return
         if now is not None and now.version.version == version.version:
-            self.refused = {name: one for name, one in self.refused.items() if name != str(reference)}
+            self._accept(reference)
             return
         if before and before.version == str(version.version) and time.monotonic() - before.at < AGAIN_S:
             return
@@ -179,9 +181,12 @@ class Catalogue:
             self._refuse(reference, str(version.version), str(error) or type(error).__name__)
             return
         self.names = {**self.names, **dict.fromkeys((*reference.names, served.model), served)}
-        self.refused = {name: one for name, one in self.refused.items() if name != str(reference)}
+        self._accept(reference)
         self.switched(str(reference), now, served)
         log.warning("%s is %s now", reference, served.version)
+
+    def _accept(self, reference: Reference) -> None:
+        self.refused = {name: one for name, one in self.refused.items() if name != str(reference)}
 
     def _refuse(self, reference: Reference, version: str, why: str) -> None:
         before = self.refused.get(str(reference))
@@ -193,8 +198,8 @@ class Catalogue:
     async def _bring(self, version: Version) -> Served:
         """Fetch, check, load and prove."""
         served = await asyncio.to_thread(fetch, version, self.base, self.cache, self.backend)
-        if not is_same_base(base_of(served.folder, self.base), self.engine.base):
-            raise AdapterError(f"{version} is of base {base_of(served.folder, self.base)[0]}, which is not served here")
+        if not is_same_base(own := base_of(served.folder, self.base), self.engine.base):
+            raise AdapterError(f"{version} is of base {own[0]}, which is not served here")
         if served.key not in self._served:
             await self.engine.load(served)
         await self._prove(served)

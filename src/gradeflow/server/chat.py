@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from gradeflow import adapter
 from gradeflow.errors import SetupError
 from gradeflow.prompt import Message
 
@@ -106,9 +107,6 @@ class Chat:
         self.model.eval()
         self._adapters[name] = inner
 
-    def detach(self, name: str) -> None:
-        self.model.delete_adapter(self._adapters.pop(name))
-
     def log_probabilities(self, name: str, probes: Sequence[Sequence[int]]) -> list[float]:
         """Of each token of the probes but the first, by an adapter, or by the base where no name is given."""
         import torch
@@ -121,9 +119,7 @@ class Chat:
             else:
                 with self.model.disable_adapter():
                     logits = self.model(input_ids=tokens).logits
-        told = logits[:, :-1].float().log_softmax(-1).gather(-1, tokens[:, 1:, None])
-        found: list[float] = told.flatten().tolist()
-        return found
+        return adapter.log_probabilities(logits.float(), probes)
 
     def _choose(self, name: str) -> None:
         if name:
