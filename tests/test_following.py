@@ -20,6 +20,7 @@ from gradeflow import registry, serve
 from gradeflow.errors import TrackingError
 from gradeflow.registry import Version
 from gradeflow.serve import Server
+from gradeflow.server import catalogue
 from support import serving
 from support.serving import QUESTION, ask, await_version, directly, find, register, settings
 
@@ -126,6 +127,34 @@ def test_a_stream_that_has_begun_ends_with_the_version_it_began_with(
     assert pieces[-1].choices[0].finish_reason == "length"
 
 
+def test_what_was_left_behind_is_unloaded_but_not_under_a_reply(
+    made: Path, versions: tuple[Version, Version], first: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "KEPT", 0)
+    left, now = (register(made / kind, "forgetting") for kind in ("adapter", "other"))
+
+    def move(client: openai.OpenAI, version: Version) -> None:
+        registry.set_alias(version, "champion")
+        await_version(client, version, "forgetting")
+
+    registry.set_alias(left, "champion")
+    with server(made, "forgetting") as (_, client):
+        whole = asked(client, "forgetting", max_tokens=48).choices[0].message.content
+        stream = asked(client, "forgetting", max_tokens=48, stream=True)
+        pieces = [next(iter(stream))]
+        move(client, now)
+        pieces += stream
+        assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole
+        deadline = time.monotonic() + 10
+        while "forgetting/1" in [one.id for one in client.models.list().data]:
+            assert time.monotonic() < deadline
+        with pytest.raises(openai.NotFoundError):
+            asked(client, "forgetting/1")
+        assert asked(client, "forgetting/2").choices
+        move(client, left)
+        assert asked(client, "forgetting", max_tokens=48).choices[0].message.content == whole
+
+
 def test_a_version_that_is_not_what_was_registered_is_refused_and_the_old_one_goes_on(
     made: Path, versions: tuple[Version, Version], first: Version
 ) -> None:
@@ -192,6 +221,12 @@ def test_log_probabilities_are_those_of_the_model(made: Path, first: Version) ->
         told = asked(client, max_tokens=6, logprobs=True, top_logprobs=3).choices[0].logprobs.content
         sampled = asked(client, max_tokens=6, temperature=1.5, seed=3, logprobs=True).choices[0].logprobs.content
         assert asked(client, max_tokens=6).choices[0].logprobs is None
+        streamed = [
+            piece.choices[0].logprobs.content
+            for piece in asked(client, max_tokens=6, logprobs=True, top_logprobs=3, stream=True)
+            if piece.choices[0].logprobs
+        ]
+        assert streamed == [told]
     base = made / "models" / serving.BASE
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(made / "adapter"))

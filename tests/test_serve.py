@@ -149,7 +149,6 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
         ({"max_tokens": 0}, "max_tokens: .*greater than 0"),
         ({"max_tokens": 65}, "max_tokens is 65; at most 64 here"),
         ({"max_completion_tokens": 65}, "at most 64 here"),
-        ({"stream": True, "logprobs": True}, "logprobs: not with stream here"),
         ({"top_logprobs": 2}, "top_logprobs: needs logprobs"),
         ({"n": 2}, "n: "),
         ({"extra_body": {"top_k": 5}}, "top_k: Extra inputs"),

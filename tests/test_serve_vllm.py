@@ -130,11 +130,20 @@ def test_no_request_makes_it_fail(server: Server, client: openai.OpenAI, tmp_pat
     assert ask(client, model="by-vllm").choices[0].message.content == before
 
 
+@pytest.mark.parametrize(
+    "keyed",
+    [{"api_key_env": "TEST_KEY", "host": "0.0.0.0"}, {"vllm_args": ["--api-key", "another", "s3cret"]}],
+    ids=["ours", "of vLLM"],
+)
 def test_a_key_is_asked_for_and_requests_in_flight_end(
-    made: Path, versions: tuple[Version, Version], store: Path, monkeypatch: pytest.MonkeyPatch
+    made: Path,
+    versions: tuple[Version, Version],
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keyed: dict[str, Any],
 ) -> None:
     monkeypatch.setenv("TEST_KEY", "s3cret")
-    loaded = settings(made, models=["by-vllm"], backend="vllm", api_key_env="TEST_KEY", host="0.0.0.0")
+    loaded = settings(made, models=["by-vllm"], backend="vllm", **keyed)
     uri = loaded.tracking.model_copy(update={"uri": f"sqlite:///{store / 'mlflow.db'}"})
     loaded = loaded.model_copy(update={"tracking": uri})
     asked = {"model": "by-vllm", "messages": QUESTION, "max_tokens": 64, "stream": True, "ignore_eos": True}

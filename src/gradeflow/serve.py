@@ -264,9 +264,9 @@ def _await_ready(url: str, key: str, alive: Callable[[], bool]) -> None:
             told: dict[str, Any] = reply.json()
             if told["ready"]:
                 return
-            if refused := told["refused"]:
+            if refused := told.get("refused"):
                 raise AdapterError("; ".join(f"{name}: {why}" for name, why in refused.items()))
-            if told["registry"] != "answers" and time.monotonic() > deadline:
+            if told.get("registry", "answers") != "answers" and time.monotonic() > deadline:
                 raise SetupError(f"the server at {url} does not reach the registry: {told['registry']}")
         time.sleep(LOOK_S)
     raise SetupError(f"the server at {url} did not start; what went wrong is above")

@@ -6,10 +6,12 @@ when an alias has moved and the adapter that it leads to is loaded and proved; r
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +25,8 @@ from gradeflow.registry import Version
 
 AGAIN_S = 30.0
 """After so long a version that was refused is tried again."""
+KEPT = 8
+"""So many versions that a followed alias has left behind go on answering to their numbers."""
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +65,9 @@ class Engine(Protocol):
         Raises:
             AdapterError: the server does not take it.
         """
+
+    async def unload(self, served: Served) -> None:
+        """Forget what was loaded; nobody asks for it any more."""
 
     async def log_probabilities(self, key: str) -> Sequence[float]:
         """Of the tokens of `adapter.default_probes` but the first of each, by an adapter, or the base for no key."""
@@ -129,6 +136,16 @@ class Catalogue:
     store_fault: str = ""
     _plain: Sequence[float] = ()
     _served: dict[str, Served] = field(default_factory=dict)
+    _in_use: Counter[str] = field(default_factory=Counter)
+
+    @contextlib.contextmanager
+    def using(self, served: Served) -> Iterator[None]:
+        """It stays loaded as long as the context lasts."""
+        self._in_use[served.key] += 1
+        try:
+            yield
+        finally:
+            self._in_use[served.key] -= 1
 
     async def follow(self, every_s: float) -> None:
         """Look for moved aliases until cancelled."""
@@ -151,6 +168,7 @@ class Catalogue:
         self.store_fault = ""
         for reference, version in wanted.items():
             await self._follow(reference, version)
+        await self._forget()
 
     def _look(self) -> dict[Reference, Version | None]:
         """What each reference leads to now, with one request for each registered model unless something moved."""
@@ -185,6 +203,16 @@ class Catalogue:
         self.switched(str(reference), now, served)
         log.warning("%s is %s now", reference, served.version)
 
+    async def _forget(self) -> None:
+        """Unload what was left behind long ago."""
+        led_to = {str(served.version) for served in (self.names.get(str(one)) for one in self.references) if served}
+        behind = [served for served in self._served.values() if str(served.version) not in led_to]
+        for served in behind[: max(len(behind) - KEPT, 0)]:
+            if not self._in_use[served.key]:
+                del self._served[served.key], self._in_use[served.key]
+                self.names = {name: one for name, one in self.names.items() if one.key != served.key}
+                await self.engine.unload(served)
+
     def _accept(self, reference: Reference) -> None:
         self.refused = {name: one for name, one in self.refused.items() if name != str(reference)}
 
@@ -203,7 +231,8 @@ class Catalogue:
         if served.key not in self._served:
             await self.engine.load(served)
         await self._prove(served)
-        self._served[served.key] = served
+        self._served.pop(served.key, None)
+        self._served[served.key] = served  # the last one, now, to be forgotten
         return served
 
     async def _prove(self, served: Served) -> None:

@@ -107,6 +107,9 @@ class Chat:
         self.model.eval()
         self._adapters[name] = inner
 
+    def detach(self, name: str) -> None:
+        self.model.delete_adapter(self._adapters.pop(name))
+
     def log_probabilities(self, name: str, probes: Sequence[Sequence[int]]) -> list[float]:
         """Of each token of the probes but the first, by an adapter, or by the base where no name is given."""
         import torch

@@ -11,7 +11,7 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,12 +96,12 @@ class Exchange:
 
 @dataclass
 class Gateway:
-    """`traced` is given this share of exchanges, with their replies."""
+    """Clients must send one of `keys`, if there are any; `traced` is given this share of exchanges."""
 
     app: App
     catalogue: Catalogue
     limits: Limits
-    key: str = ""
+    keys: Sequence[str] = ()
     trace_share: float = 0.0
     traced: Callable[[Exchange], None] = lambda _: None
     poll_s: float = 0.25
@@ -155,31 +155,40 @@ class Gateway:
 
     def _admit(self, scope: MutableMapping[str, Any], path: str, method: str) -> None:
         allowed = "GET" if path.startswith("/v1/models/") else ROUTES.get(path)
-        if not self.key and not _is_local(scope):
+        if not self.keys and not _is_local(scope):
             raise ApiError(401, "without a key this server answers its own machine alone", code="invalid_api_key")
-        if self.key and path not in OPEN and not _authorised(scope, self.key):
+        if path not in OPEN and not self._may_ask(scope):
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer <key>", code="invalid_api_key")
         if allowed is None:
             raise ApiError(404, f"there is no {path} here", code="not_found")
         if method not in {allowed, "HEAD" if allowed == "GET" else allowed}:
             raise ApiError(405, f"{path} takes {allowed}", code="method_not_allowed")
 
+    def _may_ask(self, scope: MutableMapping[str, Any]) -> bool:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return not self.keys or any(secrets.compare_digest(given, f"Bearer {key}".encode()) for key in self.keys)
+
     async def _ready(self, scope: MutableMapping[str, Any], send: Send) -> None:
         ready = self.catalogue.is_ready
         refused = {name: one.why for name, one in self.catalogue.refused.items()}
         told: dict[str, Any] = {"ready": ready}
-        if not self.key or _authorised(scope, self.key):
+        if self._may_ask(scope):
             told |= {"refused": refused, "registry": self.catalogue.store_fault or "answers"}
         await _json(send, 200 if ready else 503, told)
 
     async def _describe(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """The server's own description, less the routes that are not exposed."""
         parts: list[bytes] = []
+        status = 200
 
         async def kept(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
             parts.append(message.get("body", b""))
 
         await self.app(scope, receive, kept)
+        if status != 200:  # vLLM can be told to describe nothing
+            raise ApiError(404, "this server has no description", code="not_found")
         told = json.loads(b"".join(parts))
         told["paths"] = {path: one for path, one in told["paths"].items() if path in ROUTES}
         await _json(send, 200, told)
@@ -215,8 +224,9 @@ class Gateway:
         try:
             body = self._checked(raw, scope["path"])
             name = body["model"]
-            exchange = Exchange(self._served(name), name, scope["path"], body)
-            await self._forward(scope, receive, send, exchange)
+            served = self._served(name)
+            with self.catalogue.using(served):
+                await self._forward(scope, receive, send, Exchange(served, name, scope["path"], body))
         finally:
             self._running -= 1
             metrics.RUNNING.dec()
@@ -344,11 +354,6 @@ def _is_local(scope: MutableMapping[str, Any]) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return bool(host == "localhost")
-
-
-def _authorised(scope: MutableMapping[str, Any], key: str) -> bool:
-    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    return secrets.compare_digest(given, f"Bearer {key}".encode())
 
 
 def _written(body: dict[str, Any]) -> bytes:

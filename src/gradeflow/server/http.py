@@ -5,6 +5,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -83,6 +84,7 @@ def app(chat: Chat, *, max_tokens: int) -> "FastAPI":
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
     api = FastAPI(title="Gradeflow", docs_url=None, redoc_url=None)
+    reader = ThreadPoolExecutor(1, thread_name_prefix="prompts")  # a long one takes a while, and others are answered
     _answer_errors(api)
 
     @api.get("/health")
@@ -95,7 +97,8 @@ def app(chat: Chat, *, max_tokens: int) -> "FastAPI":
 
     @api.post("/v1/chat/completions", response_model=None)
     async def complete(request: ChatRequest) -> "Response":
-        asked = question(request, chat, request.model, max_tokens)
+        loop = asyncio.get_running_loop()
+        asked = await loop.run_in_executor(reader, question, request, chat, request.model, max_tokens)
         if request.stream:
             pieces = stream(request, asked, chat)
             return StreamingResponse(pieces, media_type="text/event-stream")
@@ -114,8 +117,6 @@ def question(request: ChatRequest, chat: Chat, adapter: str, most: int) -> Quest
         raise ApiError(400, "top_logprobs: needs logprobs", code="invalid_value", param="top_logprobs")
     if request.stream_options and not request.stream:
         raise ApiError(400, "stream_options: needs stream", code="invalid_value", param="stream_options")
-    if request.stream and request.logprobs:
-        raise ApiError(400, "logprobs: not with stream here; vLLM has them", code="unsupported", param="logprobs")
     try:
         tokens = chat.encode([message.plain() for message in request.messages])
     except PromptError as error:
@@ -140,13 +141,13 @@ def completion(name: str, answer: Answer) -> dict[str, Any]:
         "index": 0,
         "message": {"role": "assistant", "content": answer.text},
         "finish_reason": answer.finish_reason,
-        "logprobs": None if answer.tokens is None else {"content": [_told(one) for one in answer.tokens]},
+        "logprobs": _logprobs(answer),
     }
     return _head(name, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
 
 
 async def stream(request: ChatRequest, asked: Question, chat: Chat) -> AsyncIterator[str]:
-    """The reply as server-sent events, as its tokens are drawn."""
+    """The reply as server-sent events, as its tokens are drawn; their log-probabilities come with the last one."""
     news: asyncio.Queue[str | None] = asyncio.Queue()
     answering = asyncio.create_task(chat.ask(asked, news.put_nowait))
     answering.add_done_callback(lambda _: news.put_nowait(None))
@@ -175,7 +176,7 @@ async def stream(request: ChatRequest, asked: Question, chat: Chat) -> AsyncIter
 def _last(head: dict[str, Any], answer: Answer, sent: str, *, asks_usage: bool) -> Iterator[dict[str, Any]]:
     if rest := answer.text[len(sent) :]:
         yield head | {"choices": [_delta({"content": rest})]}
-    yield head | {"choices": [_delta({}, answer.finish_reason)]}
+    yield head | {"choices": [_delta({}) | {"finish_reason": answer.finish_reason, "logprobs": _logprobs(answer)}]}
     if asks_usage:
         yield head | {"choices": [], "usage": _usage(answer)}
 
@@ -190,8 +191,8 @@ def _head(name: str, kind: str) -> dict[str, Any]:
     }
 
 
-def _delta(delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+def _delta(delta: dict[str, str]) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
 
 
 def _event(tree: dict[str, Any]) -> str:
@@ -204,6 +205,10 @@ def _usage(answer: Answer) -> dict[str, int]:
         "completion_tokens": answer.completion_tokens,
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
     }
+
+
+def _logprobs(answer: Answer) -> dict[str, Any] | None:
+    return None if answer.tokens is None else {"content": [_told(one) for one in answer.tokens]}
 
 
 def _told(token: Token) -> dict[str, Any]:

@@ -26,6 +26,9 @@ class Local:
         except (RuntimeError, ValueError) as error:
             raise AdapterError(f"{served.folder}: PEFT does not load it: {str(error).splitlines()[0]}") from error
 
+    async def unload(self, served: Served) -> None:
+        await self._chat.alone(partial(self._chat.detach, served.key))
+
     async def log_probabilities(self, key: str) -> Sequence[float]:
         found: Sequence[float] = await self._chat.alone(partial(self._chat.log_probabilities, key, self._probes))
         return found

@@ -48,7 +48,7 @@ def gateway(
         was_refused=metrics.refused,
     )
     limits = Limits(told.max_tokens, told.max_request_kib * 1024, told.max_concurrency)
-    return Gateway(app, catalogue, limits, key, told.trace_share, tracer(run_id), told.poll_s)
+    return Gateway(app, catalogue, limits, [key] if key else [], told.trace_share, tracer(run_id), told.poll_s)
 
 
 def tracer(run_id: str) -> Callable[[Exchange], None]:

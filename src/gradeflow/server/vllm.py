@@ -11,6 +11,7 @@ There an alias stays what it was at its first use, as vLLM keeps what was resolv
 """
 
 import asyncio
+import json
 import logging
 import os
 from collections.abc import MutableMapping, Sequence
@@ -102,13 +103,26 @@ class Engine:
     def _config(self) -> Any:
         return self.parts["app"].state.openai_serving_models.model_config
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What vLLM itself asks its clients for: of its command line, or its environment."""
+        told = self.parts["app"].state.args.api_key or [os.environ.get("VLLM_API_KEY")]
+        return tuple(filter(None, told))
+
     async def load(self, served: Served) -> None:
         """Nothing: the first question is what loads it."""
+
+    async def unload(self, served: Served) -> None:
+        """Let vLLM forget the name; weights it unloads by itself, the longest unused first."""
+        try:
+            await self._call("POST", "/v1/unload_lora_adapter", {"lora_name": served.key})
+        except AdapterError as error:
+            log.warning("%s: %s", served.key, error)
 
     async def log_probabilities(self, key: str) -> Sequence[float]:
         if not self._probes:
             self._probes = adapter.default_probes(await asyncio.to_thread(self._vocabulary))
-            listed = await self._call("GET", "/v1/models", None)
+            listed = json.loads(await self._call("GET", "/v1/models", None))
             self._base = next(one["id"] for one in listed["data"] if not one.get("parent"))
         asked = {
             "model": key or self._base,
@@ -117,7 +131,7 @@ class Engine:
             "temperature": 0,
             "prompt_logprobs": 0,
         }
-        told = await self._call("POST", "/v1/completions", asked)
+        told = json.loads(await self._call("POST", "/v1/completions", asked))
         choices = sorted(told["choices"], key=lambda one: int(one["index"]))
         return [next(iter(place.values()))["logprob"] for one in choices for place in one["prompt_logprobs"][1:]]
 
@@ -132,21 +146,20 @@ class Engine:
             )
         )
 
-    async def _call(self, method: str, path: str, body: Any) -> Any:
+    async def _call(self, method: str, path: str, body: Any) -> bytes:
         import httpx
 
         async def inner(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-            await self.app({**self.parts, **scope}, receive, send)
+            await self.app({**self.parts, "state": dict(self.parts["state"]), **scope}, receive, send)
 
-        key = os.environ.get("VLLM_API_KEY")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {self.keys[0]}"} if self.keys else {}
         transport = httpx.ASGITransport(inner)
         opened = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers)
         async with asyncio.timeout(PATIENCE_S), opened as client:
             reply = await client.request(method, path, json=body)
         if not reply.is_success:
             raise AdapterError(f"vLLM does not serve it: {reply.status_code} {reply.text[:300]}")
-        return reply.json()
+        return reply.content
 
 
 class Middleware:
@@ -162,5 +175,6 @@ class Middleware:
         self._gateway: Gateway = running.gateway(app, self._engine, loaded, backend="vllm", key=key, run_id=run_id)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        self._engine.parts = {name: scope[name] for name in ("app", "state") if name in scope}
+        self._engine.parts = {"app": scope["app"], "state": dict(scope.get("state", {}))}
+        self._gateway.keys = self._gateway.keys or self._engine.keys
         await self._gateway(scope, receive, send)
