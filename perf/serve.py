@@ -32,6 +32,8 @@ from gradeflow.registry import Version
 from gradeflow.server import catalogue
 
 TOKENS = 32
+COUNTS = {1: 40, 8: 240, 32: 480}
+"""Requests of one measurement, by how many are asked at once."""
 NAME = "perf"
 ROOT = Path.cwd()
 
@@ -174,25 +176,29 @@ def resident() -> float:
     return held / 2**30
 
 
-def throughput(scratch: Path, rounds: int) -> None:
+def throughput(scratch: Path, rounds: int, only: Sequence[int] | None) -> None:
     version = adapters(params.load(ROOT / "params.yaml"), scratch, 1)[0]
     with plain(version, scratch) as theirs:
         others = {"ours": children()}
         with ours([f"{NAME}@champion"], scratch) as mine:
             others["plain"] = [one for one in children() if one not in others["ours"]]
-            compare({"plain": theirs, "ours": mine}, others, rounds)
+            compare({"plain": theirs, "ours": mine}, others, rounds, only)
 
 
-def compare(urls: dict[str, str], others: dict[str, list[psutil.Process]], rounds: int) -> None:
+def compare(
+    urls: dict[str, str], others: dict[str, list[psutil.Process]], rounds: int, only: Sequence[int] | None
+) -> None:
     """`others` are the processes that stand still while one is measured."""
 
     def measure(whose: str, count: int, concurrency: int) -> float:
         with paused(others[whose]):
             told = asyncio.run(load(urls[whose], NAME, count, concurrency))
-        assert not told.failed, told.failed[0]
+        assert not told.failed, f"{whose}, {concurrency} at once: {len(told.failed)} failed, first {told.failed[0]}"
         return told.rate
 
-    for concurrency, count in ((1, 40), (8, 240), (32, 480)):
+    for concurrency, count in COUNTS.items():
+        if only and concurrency not in only:
+            continue
         for whose in urls:
             measure(whose, count // 2, concurrency)
         rates = []
@@ -273,6 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", choices=["flips", "throughput", "many"])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--concurrency", type=int, nargs="*", choices=list(COUNTS), help="of throughput; default: all")
     given = parser.parse_args()
     for what in given.what or ["flips", "throughput", "many"]:
         with tempfile.TemporaryDirectory() as place:
@@ -280,7 +287,7 @@ def main() -> None:
                 case "flips":
                     flips(Path(place), 20)
                 case "throughput":
-                    throughput(Path(place), given.rounds)
+                    throughput(Path(place), given.rounds, given.concurrency)
                 case "many":
                     many(Path(place), given.rounds)
 
