@@ -37,7 +37,7 @@ class Cost:
 
 @contextmanager
 def ours() -> Iterator[Log]:
-    with tracking.start_run("perf", {}) as run:
+    with tracking.start_run("perf", {}, apart=True) as run:
         yield run.log_metrics
 
 
@@ -122,7 +122,7 @@ def step_costs(seconds: float, points: int, rounds: int) -> tuple[float, float, 
     """Mean seconds of a step without tracking and with it, and of the call alone; thirty steps of each in turn."""
     one = work(seconds)
     without, tracked, calls = [], [], []
-    with tracking.start_run("perf", {}) as run:
+    with tracking.start_run("perf", {}, apart=True) as run:
         for begin in range(0, rounds * 30, 30):
             without += [one() for _ in range(30)]
             for step in range(begin, begin + 30):

@@ -36,6 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
     tiny.project(folder)
     with pytest.MonkeyPatch.context() as patch, ChatServer(tiny.executor(folder)) as server:
         patch.chdir(folder)
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)  # which mlflow sets where a test names a store
         settings = tiny.settings(folder, taught=True, models__base__url=server.url, **THEN_EVALUATED)
         train_grpo.main(settings)
         run = tracking.find_stage("train_grpo")

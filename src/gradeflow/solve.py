@@ -9,7 +9,8 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def main(
         mark = fingerprint.of(params, SECTIONS, *ids, json.dumps(replies)) if several else None
         resume = tracking.find_unfinished("solve", mark) if mark else None
         tree = redact(params.model_dump(mode="json"))
-        with tracking.start_run("solve", tree, resume=resume, fingerprint=mark) as run:
+        with tracking.start_run("solve", tree, resume=resume, fingerprint=mark, apart=several) as run:
             run.set_tags({BENCHMARK: settings.benchmark})
             registry.record_prompts(run, [prompt.load(name) for name in agent.PROMPTS])
             _Tasks(params, replies, run, several=several).solve(jobs, unreadable)
@@ -153,13 +154,15 @@ class _Tasks:
         sandbox = Sandbox(limits(self._params))
         model = None if self._replies is not None else connect(self._params.models[self._settings.model], None)
         slots = asyncio.Semaphore(self._settings.parallel)
+        waiting = ThreadPoolExecutor(4 * self._settings.parallel)  # for the store, graders, files
+        asyncio.get_running_loop().set_default_executor(waiting)
 
         async def one(job: Job) -> None:
-            async with slots:
+            async with AsyncExitStack() as slot:
+                await slot.enter_async_context(slots)
                 self._require_hope()
-                if (found := await self._attempt(job, sandbox, model or self._script(job))) is not None:
-                    done.append(found)
-                self._progress.update(bar, advance=1, description=f"solve  {outcomes.so_far(done)}")
+                await self._attempt(job, sandbox, model or self._script(job), slot, done)
+            self._progress.update(bar, advance=1, description=f"solve  {outcomes.so_far(done)}")
 
         tasks = [asyncio.ensure_future(one(job)) for job in jobs]
         try:
@@ -175,8 +178,10 @@ class _Tasks:
             if model is not None:
                 await model.close()
 
-    async def _attempt(self, job: Job, sandbox: Sandbox, client: ChatClient) -> Outcome | None:
-        """Solve one task in a run of its own; None where a fault left it without a score."""
+    async def _attempt(
+        self, job: Job, sandbox: Sandbox, client: ChatClient, slot: AsyncExitStack, done: list[Outcome]
+    ) -> None:
+        """Solve one task in a run of its own; it is `done` unless a fault left it without a score."""
         try:
             async with self._opened(job, client.model) as run:
                 async with self._preparing[job.competition.id]:  # other seeds of the task want the same files
@@ -191,17 +196,18 @@ class _Tasks:
                     secrets=self._secrets,
                 )
                 self._write(run, attempt)
+                done.append(outcomes.of_attempt(attempt, job.seed))
+                self._results.add(row_of(attempt))
+                await slot.aclose()  # another task's, while the store takes what was logged
         except (Fault, DataError) as error:
             fault = error if isinstance(error, Fault) else Fault(str(error), cause=UNREADABLE)
             self._note(job.competition.id, answers_of(job.competition), fault)
             self._in_a_row += 1
             if not self._several:
                 raise
-            return None
+            return
         self._in_a_row = 0
-        self._results.add(row_of(attempt))
         self._progress.console.print(summary(attempt), highlight=False, markup=False, soft_wrap=True)
-        return outcomes.of_attempt(attempt, job.seed)
 
     def _note(self, task: str, answers: str, fault: Fault) -> None:
         """A task that has no score for a fault."""

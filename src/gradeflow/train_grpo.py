@@ -57,7 +57,7 @@ def main(params: Params) -> None:
         with Background() as background:
             background.run(work.require_ready())
             background.run(loop.require_ready(params.train))
-            with tracking.start_run("train_grpo", tree, resume=resume, fingerprint=mark) as run:
+            with tracking.start_run("train_grpo", tree, resume=resume, fingerprint=mark, apart=True) as run:
                 _run(params, work, identity, background, run)
 
 

@@ -127,7 +127,11 @@ def test_a_full_disk_costs_the_entry_that_found_no_room_and_no_other(small_disk:
 
 def test_what_is_refused_is_kept_with_the_reason(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "run")
-    outbox.refuse({"tags": {"a": "b"}}, "not that one")
+    outbox.add({"tags": {"a": "b"}})
+    part = outbox.take()
+    assert part
+    part.refuse({"tags": {"a": "b"}}, "not that one")
+    part.remove()
     outbox.close()
     (line,) = (tmp_path / "run" / "refused.jsonl").read_text().splitlines()
     assert json.loads(line) == {"why": "not that one", "tags": {"a": "b"}}

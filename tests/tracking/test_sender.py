@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from gradeflow import params, tracking
 from gradeflow.errors import TrackingError, Unsent
+from gradeflow.tracking.courier import Courier
 from gradeflow.tracking.sender import Sender
 from support.local_server import Listening, LocalServer
 from support.mlflow_server import MlflowServer
@@ -39,6 +41,23 @@ class _Stalling(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.server.owner.asked += 1
         self.server.owner.closing.wait()
+
+
+@pytest.fixture(scope="module")
+def courier() -> Iterator[Courier]:
+    started = Courier()
+    started.start()
+    wait_for(lambda: started.ready)
+    yield started
+    started.stop()
+
+
+@pytest.fixture(params=["here", "apart"], autouse=True)
+def way(request: pytest.FixtureRequest, courier: Courier, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Everything is true of both ways to the store."""
+    monkeypatch.setattr(tracking.run, "COURIER", courier)
+    monkeypatch.setattr(tracking, "start_run", partial(tracking.start_run, apart=request.param == "apart"))
+    return str(request.param)
 
 
 @pytest.fixture
@@ -220,8 +239,9 @@ last = int(sys.argv[1])
 sender.PACE_S = 0.02
 journal = Path("journal.txt")
 tracking.connect(params.Tracking(uri="", experiment="killed"), Path())
-resume = tracking.find_unfinished("killed", "often")
-run = tracking.start_run("killed", {}, resume=resume, fingerprint="often")
+way = sys.argv[2]
+resume = tracking.find_unfinished("killed", way)
+run = tracking.start_run("killed", {}, resume=resume, fingerprint=way, apart=way == "apart")
 with run as run, journal.open("a", buffering=1) as file:
     done = sum(line.startswith("end") for line in journal.read_text().splitlines())
     for step in range(done, 250):
@@ -236,14 +256,15 @@ with run as run, journal.open("a", buffering=1) as file:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_often_has_everything_once_at_its_end(store: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_often_has_everything_once_at_its_end(store: Path, tmp_path: Path, way: str) -> None:
     """Killed while it logs or sends, at random; only the step that a kill cut off may be there for each try of it."""
     kills = (60, 150)
     same_store = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{store / 'mlflow.db'}"}
     for last in (*kills, 1000):
-        ended = subprocess.run([sys.executable, "-c", LOGGER, str(last)], cwd=tmp_path, env=same_store, check=False)
+        command = [sys.executable, "-c", LOGGER, str(last), way]
+        ended = subprocess.run(command, cwd=tmp_path, env=same_store, check=False)
         assert ended.returncode == (-signal.SIGKILL if last in kills else 0)
-    run = tracking.find_run("killed", "often")
+    run = tracking.find_run("killed", way)
     assert run
     tries = Counter(
         int(line.split()[1]) for line in (tmp_path / "journal.txt").read_text().splitlines() if line[0] == "b"

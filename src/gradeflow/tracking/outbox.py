@@ -44,6 +44,11 @@ class Part:
             if line.endswith(b"\n"):
                 yield json.loads(line)
 
+    def refuse(self, entry: Entry, why: str) -> None:
+        """Keep what the store will never take for its user to look at."""
+        with (self.folder.parent / REFUSED).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"why": why, **entry}) + "\n")
+
     def remove(self) -> None:
         done = self.folder.with_suffix(".sent")
         self.folder.rename(done)
@@ -94,11 +99,6 @@ class Outbox:
             if parts and parts[0] == self._part():
                 self._seal()
         return Part(parts[0]) if parts else None
-
-    def refuse(self, entry: Entry, why: str) -> None:
-        """Keep what the store will never take for its user to look at."""
-        with (self.folder / REFUSED).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"why": why, **entry}) + "\n")
 
     def is_empty(self) -> bool:
         with self._lock:

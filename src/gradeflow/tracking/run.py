@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gradeflow.errors import GradeflowError, TrackingError, Unsent
 from gradeflow.redact import redact
 from gradeflow.tracking import store, traces
+from gradeflow.tracking.courier import COURIER, Courier
 from gradeflow.tracking.names import (
     CHAIN,
     ERROR,
@@ -44,13 +45,16 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 class Run:
     """An open MLflow run. What it logs is on disk when the call returns, and soon after in the store."""
 
-    def __init__(self, run_id: str, experiment: str, chain: str, git: Mapping[str, str]) -> None:
+    def __init__(
+        self, run_id: str, experiment: str, chain: str, git: Mapping[str, str], courier: Courier | None
+    ) -> None:
         self.id = run_id
         self.experiment = experiment
         self.chain = chain
         self.git = git
+        self.courier = courier
         self._outbox = Outbox(store.in_use().outboxes / run_id, wait_s=OPEN_S)
-        self._sender = Sender(self._outbox)
+        self._sender = Sender(self._outbox, courier)
         self._sender.start()
 
     @cached_property
@@ -157,10 +161,13 @@ def start_run(
     fingerprint: str | None = None,
     parent: Run | None = None,
     tags: Mapping[str, str] | None = None,
+    apart: bool = False,
 ) -> Iterator[Run]:
     """Open the stage's run: the one named by `resume`, else the one that `mlflow run` opened, else its own.
 
-    With a `parent` it is a run of its own below that one and in its chain. It has `tags` from the first.
+    With a `parent` it is a run of its own below that one and in its chain. It has `tags` from the first. What it and
+    the runs below it log is brought to the store by this process, or `apart`, by one beside it, which takes seconds to
+    start.
 
     Settings become params (`train.learning_rate`), but only those that the run lacks: `mlflow run` has logged
     its own spelling, and MLflow refuses a second. An exception ends the run as FAILED, Ctrl-C as KILLED.
@@ -169,7 +176,10 @@ def start_run(
         if parent is not None:
             run = _open_below(parent, stage, settings_tree, name or stage, tags or {})
         else:
-            run = _open(stage, settings_tree, name, chain, resume, fingerprint, tags or {})
+            courier = COURIER if apart else None
+            if courier:
+                courier.start()
+            run = _open(stage, settings_tree, name, chain, resume, fingerprint, tags or {}, courier)
         try:
             yield run
         except BaseException as error:
@@ -198,6 +208,7 @@ def _open(
     resume: str | None,
     fingerprint: str | None,
     tags: Mapping[str, str],
+    courier: Courier | None,
 ) -> Run:
     given = os.environ.pop("MLFLOW_RUN_ID", None)  # joined once: the process's further runs are their own
     client = store.client()
@@ -213,17 +224,23 @@ def _open(
     _log_at_once(run_id, found.data.params, tree, {**_tags(stage, chain, fingerprint), **git, **tags})
     if given and given != run_id:
         client.set_tag(given, REUSED, run_id)
-    return Run(run_id, str(found.info.experiment_id), chain, git)
+    return Run(run_id, str(found.info.experiment_id), chain, git, courier)
 
 
 def _open_below(parent: Run, stage: str, tree: Mapping[str, Any], name: str, tags: Mapping[str, str]) -> Run:
     """A new run, in few calls: there may be thousands."""
     known = {**parent.context, **_tags(stage, parent.chain, None), PARENT: parent.id, **tags}
-    with TURN:
-        made = store.client().create_run(parent.experiment, tags=known, run_name=name)
-    run = Run(str(made.info.run_id), parent.experiment, parent.chain, parent.git)
+    run = Run(_create_below(parent, known, name), parent.experiment, parent.chain, parent.git, parent.courier)
     run.log_params(dict(_flatten(tree, "")))
     return run
+
+
+def _create_below(parent: Run, tags: dict[str, str], name: str) -> str:
+    client = store.client()
+    if parent.courier and parent.courier.ready:
+        return parent.courier.create_run(client.tracking_uri, parent.experiment, tags, name)
+    with TURN:
+        return str(client.create_run(parent.experiment, tags=tags, run_name=name).info.run_id)
 
 
 def note_reuse(stage: str, run_id: str, *, chain: str | None = None) -> None:

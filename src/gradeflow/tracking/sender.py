@@ -1,29 +1,19 @@
 """Brings what waits in an outbox to the store: in a thread for a run that goes on, at once for those that ended."""
 
-import json
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
 
 from gradeflow.redact import redact
-from gradeflow.tracking import store, traces
-from gradeflow.tracking.outbox import REFUSED, Busy, Entry, Outbox, Part
+from gradeflow.tracking import delivery, store
+from gradeflow.tracking.courier import Courier
+from gradeflow.tracking.outbox import REFUSED, Busy, Outbox, Part
 
-POINTS, PAIRS = 800, 100
-"""Of one batch: the metric points, and the params or tags. MLflow takes 1000 things at once."""
 PACE_S = 5.0
 PAUSE_S = 15.0
-# What the store says of an entry that it will never take. BAD_REQUEST is also its word for a lost database.
-_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"})
-_TABLES = "mlflow.loggedArtifacts"
-Thing = tuple[str, Sequence[Any]]
-"""`metrics`, `params` or `tags`, and what MLflow makes one of."""
 TURN = threading.Lock()
 """Runs of one process write by turns: SQLite makes writers that meet wait longer than each of them writes."""
 
@@ -53,20 +43,23 @@ def send_what_waits(outboxes: Path) -> None:
 class Sender:
     """Sends the entries of one run, each until the store takes or refuses it. `trouble` says why it does not answer.
 
+    A `courier` computes for it; without one it is done here.
+
     At the run's end nothing may get through for `away_s` to a store that is away, and for `slow_s` to one that has
     neither taken nor failed what it was sent last; for `soon_s`, where its user waits for the command to end.
     """
 
     away_s, slow_s, soon_s = 15.0, 120.0, 5.0
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, courier: Courier | None = None) -> None:
         self.outbox = outbox
         self.refused: list[str] = []
         self.trouble = ""
         self._run = outbox.folder.name
         self._client = store.client()
+        self._courier = courier
         self._part: Part | None = None
-        self._left: deque[Entry] = deque()
+        self._taken = 0
         self._moved = time.monotonic()
         self._wake, self._news = threading.Event(), threading.Event()
         self._hurry = self._ending = False
@@ -97,20 +90,28 @@ class Sender:
 
     def send(self) -> None:
         """Send all that waits. Whatever the store raises passes, and what it has not taken stays."""
-        while part := self._part or self._take():
-            while self._left:
-                with TURN:
-                    self._send_or_refuse(self._left[0])
-                self._left.popleft()
+        while part := self._part or self.outbox.take():
+            self._part = part
+            for refused in self._deliver(part):
+                self.refused += refused
+                self._taken += 1
                 self._moved = time.monotonic()
             part.remove()
-            self._part = None
+            self._part, self._taken = None, 0
             self._news.set()
 
-    def _take(self) -> Part | None:
-        if part := self.outbox.take():
-            self._part, self._left = part, deque(in_batches(part.entries()))
-        return part
+    def _deliver(self, part: Part) -> Iterator[list[str]]:
+        failed = bool(self.refused)
+        if self._courier and self._courier.ready:
+            uri = self._client.tracking_uri
+            yield from self._courier.deliver(uri, self._run, part, self._taken, failed=failed)
+        else:
+            sending = delivery.deliver(self._client, self._run, part, self._taken, failed=failed)
+            while True:
+                with TURN:
+                    if (refused := next(sending, None)) is None:
+                        return
+                yield refused
 
     def refusals(self) -> str:
         return (
@@ -143,95 +144,6 @@ class Sender:
         if self.trouble:
             _say("the tracking store answers again, and has all that waited")
         self.trouble = ""
-
-    def _send_or_refuse(self, entry: Entry) -> None:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            self._send(entry)
-        except MlflowException as error:
-            if error.error_code not in _REFUSALS:
-                raise
-            batch = entry.get("batch", ())
-            if (half := len(batch) // 2) > 0:
-                self._send_or_refuse({"batch": batch[:half]})
-                self._send_or_refuse({"batch": batch[half:]})
-            else:
-                self.refused.append(store.one_line(error))
-                self.outbox.refuse(entry, self.refused[-1])
-
-    def _send(self, entry: Entry) -> None:
-        match entry:
-            case {"batch": batch}:
-                self._send_batch(batch)
-            case {"dataset": dataset}:
-                self._send_dataset(dataset)
-            case {"file": file, "folder": folder}:
-                self._send_files(file, folder)
-            case {"trace": trace}:
-                traces.send(trace, self._client.tracking_uri)
-            case {"end": status, "at": at}:
-                self._client.set_terminated(self._run, "FAILED" if self.refused else status, end_time=at)
-            case _:
-                raise ValueError(f"an entry that no one knows how to send: {sorted(entry)}")
-        if "table" in entry:
-            self._list_table(entry["table"])
-
-    def _send_batch(self, batch: Sequence[Thing]) -> None:
-        from mlflow.entities import Metric, Param, RunTag
-
-        of_kind: dict[str, list[Any]] = {"metrics": [], "params": [], "tags": []}
-        made = {"metrics": Metric, "params": Param, "tags": RunTag}
-        for kind, fields in batch:
-            of_kind[kind].append(made[kind](*fields))
-        self._client.log_batch(self._run, of_kind["metrics"], of_kind["params"], of_kind["tags"])
-
-    def _send_dataset(self, dataset: Mapping[str, Any]) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        read = Dataset(dataset["name"], dataset["digest"], source_type="local", source=dataset["source"])
-        tags = [InputTag(key, value) for key, value in dataset["tags"].items()]
-        self._client.log_inputs(self._run, datasets=[DatasetInput(read, tags=tags)])
-
-    def _send_files(self, name: str, folder: str | None) -> None:
-        assert self._part
-        self._client.log_artifacts(self._run, str(self._part.folder / name), folder)
-
-    def _list_table(self, name: str) -> None:
-        """Put the table on the list that `mlflow.load_table` and the UI read."""
-        listed = json.loads(self._client.get_run(self._run).data.tags.get(_TABLES, "[]"))
-        if (table := {"path": name, "type": "table"}) not in listed:
-            self._client.set_tag(self._run, _TABLES, json.dumps([*listed, table]))
-
-
-def in_batches(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """All metrics, params and tags in as few batches as the store takes, then the rest in its order."""
-    points: list[Thing] = []
-    params: dict[str, str] = {}
-    tags: dict[str, str] = {}
-    rest: list[Entry] = []
-    for entry in entries:
-        match entry:
-            case {"metrics": metrics, "at": at, "step": step}:
-                points += [("metrics", (name, value, at, step)) for name, value in metrics.items()]
-            case {"params": more}:
-                params |= more
-            case {"tags": more}:
-                tags |= more
-            case _:
-                rest.append(entry)
-    kinds = (
-        _chunks(points, POINTS),
-        _chunks([("params", one) for one in params.items()], PAIRS),
-        _chunks([("tags", one) for one in tags.items()], PAIRS),
-    )
-    for batch in zip_longest(*kinds, fillvalue=()):
-        yield {"batch": [*chain(*batch)]}
-    yield from rest
-
-
-def _chunks(things: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
-    return (things[start : start + size] for start in range(0, len(things), size))
 
 
 def _say(line: str) -> None:
