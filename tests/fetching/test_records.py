@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies
+from hypothesis import HealthCheck, example, given, settings, strategies
 from pyarrow import parquet
 
 from gradeflow.errors import DataError
@@ -348,6 +348,9 @@ def test_a_list_is_read_alike_however_it_is_written_and_wherever_it_is_divided(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(seed=strategies.integers(0, 10**9), name=strategies.sampled_from(sorted({*FORMATS, "a.zip", "a.tar", "a.tgz"})))
+@example(seed=534, name="a.zip")  # a version of the format that zipfile does not know
+@example(seed=1293, name="a.zip")  # a name that is no UTF-8
+@example(seed=4354, name="a.zip")  # no name at all
 def test_damaged_bytes_give_rows_or_one_clear_line(tmp_path: Path, seed: int, name: str) -> None:
     chance = random.Random(seed)
     whole = {

@@ -156,10 +156,10 @@ def _tar(packed: io.BufferedReader, member: str, name: str, limits: Limits) -> I
 def _zip(file: BinaryIO, member: str, name: str, limits: Limits) -> Iterator[Opened]:
     try:
         archive = zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, UnicodeDecodeError, EOFError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, EOFError) as error:
         raise DataError(f"{name}: broken or cut off: {error}; fetch it again") from None
     with archive:
-        infos = [info for info in archive.infolist() if not info.is_dir()]
+        infos = [info for info in archive.infolist() if not info.filename.endswith("/")]  # is_dir fails without a name
         seen: list[str] = []
         for info in infos:
             _require_safe(info.filename, name, seen, limits)
@@ -175,7 +175,7 @@ def _zip(file: BinaryIO, member: str, name: str, limits: Limits) -> Iterator[Ope
         for info in wanted:
             try:
                 stream = archive.open(info)
-            except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+            except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, EOFError, RuntimeError) as error:
                 raise DataError(f"{name}, {info.filename}: cannot be unpacked: {error}; {UNPACK}") from None
             with stream:
                 yield _member(stream, info.filename, name, limits)
