@@ -205,8 +205,8 @@ class Catalogue:
 
     async def _forget(self) -> None:
         """Unload what was left behind long ago."""
-        led_to = {str(served.version) for served in (self.names.get(str(one)) for one in self.references) if served}
-        behind = [served for served in self._served.values() if str(served.version) not in led_to]
+        led_to = {self.names[str(one)].key for one in self.references if str(one) in self.names}
+        behind = [served for key, served in self._served.items() if key not in led_to]
         for served in behind[: max(len(behind) - KEPT, 0)]:
             if not self._in_use[served.key]:
                 del self._served[served.key], self._in_use[served.key]

@@ -170,7 +170,7 @@ class Middleware:
         tracking.connect(loaded.tracking, Path())
         self._engine = Engine(app)
         named = os.environ.get(loaded.serve.api_key_env, "") if loaded.serve.api_key_env else ""
-        key = os.environ.get(running.KEY) or named or os.environ.get("VLLM_API_KEY", "")
+        key = os.environ.get(running.KEY) or named
         run_id = os.environ.get(running.RUN, "")
         self._gateway: Gateway = running.gateway(app, self._engine, loaded, backend="vllm", key=key, run_id=run_id)
 
