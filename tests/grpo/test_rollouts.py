@@ -108,6 +108,15 @@ def test_no_rollout_is_further_behind_than_is_allowed(staleness: int) -> None:
     assert writer.served[1:] == [(version, 2 * GROUP) for version in range(1, 6)]
 
 
+@pytest.mark.parametrize(("epochs", "updates"), [(1, range(4)), (2, range(0, 8, 2))])
+def test_nothing_is_written_for_updates_that_never_come(epochs: int, updates: range) -> None:
+    changes = {"train__staleness": 3, "train__ppo_epochs": epochs, "train__max_steps": 4 * epochs}
+    with rollouts(Grader(lambda _: GOOD), **changes) as (found, writer):
+        for version in updates:
+            found.take(version, 1.0, nothing)
+    assert writer.served == [(0, 4 * 2 * GROUP)]
+
+
 def test_verdicts_are_waited_for_while_others_are_written() -> None:
     """Each takes 0.2 s; at staleness 2 an update that takes 0.1 s waits for none but the first."""
     with rollouts(Grader(lambda _: GOOD, seconds=0.2), train__staleness=2) as (found, _):

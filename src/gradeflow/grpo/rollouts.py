@@ -1,8 +1,8 @@
 """Groups of rollouts on their way: written by the policy, graded in the background, taken by the trainer in order.
 
 A completion's workflow and verdict start when that completion ends. With `train.staleness` s the groups of the next s
-updates are written before the verdicts of this one are waited for, by the policy as it is now; with 0 the policy that
-learns from a group is the one that wrote it.
+updates, or of as many as there still are, are written before the verdicts of this one are waited for, by the policy as
+it is now; with 0 the policy that learns from a group is the one that wrote it.
 """
 
 import time
@@ -106,8 +106,9 @@ class Rollouts:
         Raises:
             TooManyFaults: more rollouts than allowed have no score.
         """
-        wanted = self._settings.prompts_per_step
-        self._fill(wanted * (1 + self._settings.staleness), version, temperature)
+        wanted, settings = self._settings.prompts_per_step, self._settings
+        later = max(0, settings.max_steps - version - 1) // settings.ppo_epochs
+        self._fill(wanted * (1 + min(settings.staleness, later)), version, temperature)
         flights = list(self._flights)[:wanted]
         meanwhile(
             [
