@@ -20,7 +20,12 @@ WORTH_A_START = 20
 
 _COMPARE = r"""
 import harness
-from math_verify import parse, verify
+from functools import partial
+import math_verify
+
+# Their own limits are of wall time: on a busy machine what is equal would be called wrong.
+parse = partial(math_verify.parse, parsing_timeout=None)
+verify = partial(math_verify.verify, timeout_seconds=None)
 
 def read(text):
     if any(mark in text for mark in ("$", r"\boxed", r"\(", r"\[")):
