@@ -52,7 +52,7 @@ class Watcher:
     collapses: list[str] = field(default_factory=list)
 
     def step(self, number: int, logs: Mapping[str, float], batch: Batch) -> None:
-        found = {**batch.figures(), "entropy": logs["entropy"], "kl": logs.get("kl", 0.0)}
+        found = {**batch.figures(), "entropy": logs.get("entropy", 0.0), "kl": logs.get("kl", 0.0)}
         self.figures.append(found)
         shown = "  ".join(f"{name} {value:.2f}" for name, value in found.items())
         print(f"{self.said}: step {number}  {shown}", flush=True)

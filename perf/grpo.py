@@ -332,9 +332,11 @@ def parts(task: Task, rounds: int) -> None:
 
 def updates(task: Task, count: int, url: str) -> None:
     """Whether the base, here and in vLLM, is what it was, and that the adapter is not."""
-    rollouts = task.settings.train.rollouts.model_copy(update={"url": url})
+    train = task.settings.train
+    rollouts = train.rollouts.model_copy(update={"url": url})
+    guard = train.guard.model_copy(update={"enabled": False})  # what so many make of the policy is of no interest
     limits = {"max_steps": count, "prompts_per_step": 1, "group_size": 4, "max_completion_tokens": 8}
-    small = replace(task, reward=share_of_vowels).at(**limits, rollouts=rollouts)
+    small = replace(task, reward=share_of_vowels).at(**limits, rollouts=rollouts, guard=guard)
     before: list[str] = []
     made: list[Any] = []
     there: list[Sequence[float]] = []

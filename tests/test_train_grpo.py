@@ -14,7 +14,7 @@ import pytest
 from rich.progress import Progress
 
 from gradeflow import __main__ as cli
-from gradeflow import adapter, evaluate, jsonl, tracking, train_grpo
+from gradeflow import adapter, evaluate, jsonl, params, tracking, train_grpo
 from gradeflow.errors import AuditError, ProviderError
 from gradeflow.grpo.rollouts import Batch
 from gradeflow.params import Params
@@ -192,6 +192,19 @@ def test_training_that_was_cut_off_goes_on_and_leaves_no_checkpoint_without_vali
     assert not half.exists()
 
 
+def test_an_adapter_that_does_nothing_is_never_the_best(
+    trained: tuple[Path, Params, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of step 1, whose learning rate is 0, has the better score: that of the base."""
+    _, settings, _ = trained
+    slow = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": 7, "warmup_steps": 1})})
+    monkeypatch.setattr(train_grpo.Watcher, "validate", lambda _, number: 1.0 / (1 + number))
+    train_grpo.main(slow)
+    run = tracking.find_stage("train_grpo")
+    assert run is not None
+    assert tracking.read_tags(run)["gradeflow.adapter.step"] == "2"
+
+
 def test_training_stops_where_the_judge_calls_wrong_answers_right(trained: tuple[Path, Params, str]) -> None:
     _, settings, _ = trained
 
@@ -266,6 +279,13 @@ def group(*samples: Sample) -> list[Rollout]:
 RIGHT = Sample("id", "digest", "places", "text", "code", "x", 1.0, "exact", valid=True, operators=("Custom",))
 WRONG = replace(RIGHT, score=0.0, by="failure", failure="syntax", operators=())
 UNSCORED = replace(RIGHT, score=None, by="", fault="unreachable")
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 10), (2, 20)])
+def test_a_pass_over_the_questions_is_one_however_often_each_batch_is_learnt_from(epochs: int, steps: int) -> None:
+    chosen = {"train.epochs": "1", "train.prompts_per_step": "8", "train.ppo_epochs": str(epochs)}
+    settings = params.load(tiny.ROOT / "params.yaml", {**chosen, "train.eval_every": "4"})
+    assert train_grpo._with_steps(settings, 80).train.max_steps == steps
 
 
 def test_abstentions_are_shares_of_all_rollouts_of_a_step_replaced_ones_too() -> None:

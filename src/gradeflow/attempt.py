@@ -8,7 +8,7 @@ import asyncio
 import math
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +20,7 @@ from gradeflow.benchmarks.report import CompetitionReport, grade_csv
 from gradeflow.errors import DataError, GradeflowError
 from gradeflow.handlers import TaskInput, handler_of
 from gradeflow.llm import ChatClient
+from gradeflow.prompt import Message
 from gradeflow.sandbox import Sandbox
 from gradeflow.types import Example, Rollout, Sample
 from gradeflow.workspace import Record, Workspace, submission_name, timestamp
@@ -86,11 +87,12 @@ async def solve_task(
     seed: int | None = None,
     snapshot: Mapping[str, Any] | None = None,
     secrets: Collection[str] = (),
+    concluded: Callable[[], None] = lambda: None,
 ) -> Attempt:
     """Let the agent work on a competition and grade what it submits.
 
     `seed` is that of the model's replies, `snapshot` the settings tree to keep beside the run; `secrets` are blanked
-    out in all that is kept.
+    out in all that is kept. `concluded` is called when the model is asked no more, before the grade.
 
     Raises:
         Fault: provider, sandbox or grader broke down. The workspace keeps what happened, and the cause.
@@ -106,6 +108,7 @@ async def solve_task(
         about = _about(task, given, workspace, settings, snapshot or {})
         try:
             episode = await agent.solve(given, workspace, client, sandbox, settings, seed)
+            concluded()
             submission = _take(episode, given.output_path)
             report = await asyncio.to_thread(grade_csv, submission, competition)
         except GradeflowError as error:
@@ -115,6 +118,13 @@ async def solve_task(
     workspace.write_conversation(episode.messages)
     workspace.write_metadata(about | _timeline(started) | _summary(episode, report))
     return Attempt(competition, workspace, episode, submission, report, client.model, time.time() - started)
+
+
+def opening(competition: Competition, settings: params.Solve) -> list[Message]:
+    """What a model is asked first."""
+    task = task_of(competition, settings)
+    with handler_of(task) as handler:
+        return agent.opening(handler.prepare_input(task), settings)
 
 
 def task_of(competition: Competition, settings: params.Solve) -> TaskDefinition:

@@ -29,6 +29,8 @@ def identify(settings: params.Base) -> BaseIdentity:
         files = [path.name for path in folder.iterdir() if path.suffix in {".json", ".safetensors", ".jinja"}]
         content = digest.of_files(folder, files)
         return BaseIdentity(folder.name, content[:12], content)
+    if settings.model.startswith((".", "/", "~")):
+        raise SettingsError(f"base.model: {settings.model}: no such folder")
     if not settings.revision:
         raise SettingsError(
             f"base.revision: empty; {settings.model} on the hub moves, so name the commit that is meant"
@@ -96,6 +98,13 @@ def leaving_room() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def device() -> str:
+    """Where a model computes: the GPU where there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def settle_threads() -> None:

@@ -252,7 +252,7 @@ class Train(Section):
     clip_range_high: float = setting("PPO clip range above 1", gt=0, lt=1)
     ppo_epochs: Positive = setting("updates per batch of rollouts")
     staleness: Count = setting(
-        "updates that rollouts may be behind the policy, so that scores are waited for while others are written; "
+        "batches that rollouts may be behind the policy, so that scores are waited for while others are written; "
         "0: strictly on policy",
         le=64,
     )
@@ -272,6 +272,15 @@ class Train(Section):
     rollouts: Rollouts
     tasks: Tasks
     lora: Lora
+
+    @model_validator(mode="after")
+    def _checkpoints_lie_between_batches(self) -> "Train":
+        if self.eval_every % self.ppo_epochs:
+            raise ValueError(
+                f"eval_every is {self.eval_every}, not a multiple of ppo_epochs = {self.ppo_epochs}: a checkpoint "
+                "between two updates on the same rollouts could not be gone on from"
+            )
+        return self
 
 
 class Docker(Section):

@@ -25,7 +25,7 @@ from gradeflow import (
 )
 from gradeflow.adapter import BaseIdentity
 from gradeflow.background import Background
-from gradeflow.errors import TooManyFaults
+from gradeflow.errors import AdapterError, TooManyFaults
 from gradeflow.grpo import checkpoint, loop, works
 from gradeflow.grpo.cautions import cautions
 from gradeflow.grpo.environment import Environment
@@ -82,7 +82,7 @@ def _with_steps(params: Params, questions: int) -> Params:
     train = params.train
     if not train.epochs:
         return params
-    steps = math.ceil(train.epochs * questions / train.prompts_per_step)
+    steps = math.ceil(train.epochs * questions / train.prompts_per_step) * train.ppo_epochs
     return params.model_copy(update={"train": train.model_copy(update={"max_steps": steps, "epochs": 0})})
 
 
@@ -99,7 +99,7 @@ def _train(
 
     torch.manual_seed(params.train.seed)
     base, tokenizer = models.load(params.base, params.train.dtype)
-    model = loop.attach_adapter(base, params.train.lora)
+    model = loop.attach_adapter(base, params.train.lora).to(models.device())
     known = cautions(params)
     run.set_tags(
         {
@@ -117,6 +117,7 @@ def _train(
         for caution in known:
             progress.console.print(f"warning: {caution}", style="yellow", highlight=False)
         questions = work.validation.examples[: params.train.val_samples]
+        loop.require_room(course, [*course.examples, *questions], params.train)
         watcher = Watcher(params, course, questions, run, progress, folder, tracking.read_facts(run.id).latest)
         if watcher.catch_up() < params.train.max_steps:  # the trainer would take one more step
             loop.train(course, params.train, watcher)
@@ -187,10 +188,18 @@ class Watcher:
         score = self.validate(number)
         self.run.log_artifact(folder / "adapter_model.safetensors", f"checkpoints/step_{number}")
         self.run.log_artifact(folder / adapter.CONFIG, f"checkpoints/step_{number}")
-        best = self._best()
-        if best is None or score >= best[0]:
-            self._keep(folder, number, score)
+        best, rank = self._best(), score if self._acts(folder) else -math.inf
+        if best is None or rank >= best[0]:
+            self._keep(folder, number, rank)
         (folder / VALIDATED).touch()
+
+    def _acts(self, folder: Path) -> bool:
+        """Whether it changes the base: none does after the first update of a warm-up, or back at the start."""
+        try:
+            adapter.validate(folder, self.course.identity)
+        except AdapterError:
+            return False
+        return True
 
     def collapse(self, number: int, reason: str) -> None:
         self.run.set_tags({f"gradeflow.collapse.step_{number}": reason})
@@ -273,9 +282,8 @@ def step_metrics(number: int, logs: Mapping[str, float], batch: Batch, operators
         "train/temperature": statistics.fmean(one.temperature for one in rollouts),
         "train/learning_rate": logs.get("learning_rate", 0.0),
         "train/grad_norm": logs.get("grad_norm", 0.0),
-        "train/entropy": logs.get("entropy", 0.0),
         "train/clip_share": logs.get("clip_ratio/region_mean", 0.0),
-        **({"train/log_prob_gap": logs["log_prob_gap"]} if "log_prob_gap" in logs else {}),
+        **{f"train/{name}": logs[name] for name in ("entropy", "log_prob_gap") if name in logs},
         "train/step_seconds": logs.get("step_time", 0.0),
         "train/waited_seconds": batch.waited,
         "train/staleness": statistics.fmean(staleness),

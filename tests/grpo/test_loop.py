@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gradeflow.errors import AdapterError
+from gradeflow.errors import AdapterError, SettingsError
 from gradeflow.grpo import checkpoint, loop
+from gradeflow.grpo.environment import Graded
 from gradeflow.grpo.rollouts import Batch
+from gradeflow.types import Example
 from support import courses
 from support.courses import Grader
 
@@ -70,6 +73,44 @@ def test_an_adapter_that_no_update_has_moved_need_not_do_anything_yet(
     logs: list[dict[str, float]], learnt: bool
 ) -> None:
     assert loop.has_learnt(logs) == learnt
+
+
+def test_all_that_was_asked_is_checked_on_the_judge_once(tmp_path: Path) -> None:
+    """Two updates on each batch: two wrong answers of the group that is learnt from, four of the one before it."""
+
+    class Fooled(Grader):
+        """A stand-in whose judge calls all answers right; all of the first question's are wrong."""
+
+        async def grade(self, text: str, example: Example) -> Graded:
+            graded = await super().grade(text, example)
+            return replace(graded, sample=replace(graded.sample, answer="wrong", judged=True))
+
+    grades = courses.by_order([[0.0] * 4, *[[0.0, 1.0, 1.0, 0.0]] * 5])
+    twice = {**ONE_STEP, "train__ppo_epochs": 2, "train__eval_every": 2, "train__max_steps": 2}
+    logs: list[Mapping[str, float]] = []
+
+    class Keeping(Silent):
+        def step(self, number: int, told: Mapping[str, float], batch: Batch) -> None:
+            logs.append(told)
+
+    with courses.course(tmp_path, Fooled(grades), **{**twice, "train__max_replaced_groups": 1}) as small:
+        loop.train(small.course, small.settings.train, Keeping())
+    assert [told["judge/checked"] for told in logs] == [6, 6]
+
+
+def test_questions_that_are_too_long_are_told_before_the_first_is_asked(tmp_path: Path) -> None:
+    grader = Grader(lambda _: [1.0])
+    with courses.course(tmp_path, grader, train__max_prompt_tokens=200) as small:
+        course, settings = small.course, small.settings.train
+        encode = loop.episodes_of(course, settings).encode
+        lengths = [len(encode(grader.opening(one))) for one in course.examples]
+        loop.require_room(course, course.examples, settings.model_copy(update={"max_prompt_tokens": max(lengths)}))
+        short = settings.model_copy(update={"max_prompt_tokens": min(lengths)})
+        many = sum(length > min(lengths) for length in lengths)
+        said = rf"is {min(lengths)}; {many} of 6 questions take more, .*: {max(lengths)}\."
+        with pytest.raises(SettingsError, match=said):
+            loop.require_room(course, course.examples, short)
+    assert grader.asked == []
 
 
 def test_what_was_seen_of_the_judge_is_in_the_checkpoint(tmp_path: Path) -> None:

@@ -105,6 +105,18 @@ def test_what_an_episode_earns(tmp_path: Path, replies: list[str], earned: float
     assert rollout.sample.score == pytest.approx(earned / 1.5)
 
 
+def test_nobody_waits_for_an_agent_that_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy writes for all that ask; one whose submission is graded asks no more."""
+    import gradeflow.attempt as module
+
+    order: list[str] = []
+    graded = module.grade_csv
+    monkeypatch.setattr(module, "grade_csv", lambda *given: (order.append("graded"), graded(*given))[1])
+    monkeypatch.setattr(Scripted, "end", lambda _: order.append("ended"))
+    played(tmp_path, [GOOD, CONCLUSION])
+    assert order == ["ended", "graded"]
+
+
 def test_a_conversation_that_becomes_too_long_is_graded_as_it_is(tmp_path: Path, monkeypatch: Any) -> None:
     import gradeflow.grpo.episodes as module
 

@@ -142,6 +142,20 @@ def test_a_run_that_was_killed_collapses_and_goes_back_as_the_uninterrupted_one(
         assert again.logs[8]["guard/rollbacks"] == 1
 
 
+def test_a_checkpoint_may_be_back_at_the_start_which_changes_nothing(tmp_path: Path) -> None:
+    """Before anything has proved healthy, step 4 goes back to the adapter of the start, whose B is zero."""
+    with courses.course(tmp_path, Breaking(range(2 * STEP, 4 * STEP)), **SETTINGS) as small:
+        for name, weight in small.course.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.zeros_(weight)
+        watcher = Watcher(small, lambda _: False)
+        loop.train(small.course, small.settings.train, watcher)
+        assert watcher.collapses[4].endswith("Back to the adapter of step 0, at 0.5 of the learning rate")
+        newest = checkpoint.newest(small.course.folder)
+    assert newest is not None
+    assert newest.name == "checkpoint-8"
+
+
 def test_no_update_learns_from_what_a_collapsed_policy_wrote(tmp_path: Path) -> None:
     """At staleness 2 the rollouts of steps 7 and 8 were on their way."""
     with trained(tmp_path, train__staleness=2) as (_, seen):

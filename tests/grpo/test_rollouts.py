@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,18 +51,19 @@ class Writer:
 
 
 @contextmanager
-def rollouts(grader: Grader, **changes: object) -> Iterator[tuple[Rollouts, Writer]]:
+def rollouts(
+    grader: Grader, questions: Sequence[Example] = QUESTIONS, **changes: object
+) -> Iterator[tuple[Rollouts, Writer]]:
     changes = {"train__prompts_per_step": 2, "train__group_size": GROUP, "train__max_fault_share": 1.0, **changes}
     overrides = {name.replace("__", "."): str(value) for name, value in changes.items()}
     settings = tiny.params.load(tiny.ROOT / "params.yaml", overrides)
     writer: Any = Writer()
     environment: Any = grader
     with Background() as background:
-        questions = Questions(QUESTIONS, 0)
         yield (
             Rollouts(
                 Episodes(writer, lambda _: [1, 2], str, environment, background, settings.train),
-                questions,
+                Questions(questions, 0),
                 settings.train,
             ),
             writer,
@@ -106,6 +108,19 @@ def test_no_rollout_is_further_behind_than_is_allowed(staleness: int) -> None:
     assert max(behind) == staleness
     assert writer.served[0] == (0, 2 * GROUP * (1 + staleness))
     assert writer.served[1:] == [(version, 2 * GROUP) for version in range(1, 6)]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_stand_in_is_of_the_kind_that_it_stands_in_for(staleness: int) -> None:
+    """The second question teaches nothing; others of both kinds are on their way."""
+    types: Sequence[Any] = ("math", "mixed")
+    mixed = [replace(one, problem_type=types[place % 2]) for place, one in enumerate(QUESTIONS)]
+    grades = by_order([GOOD, SAME, *[GOOD] * 4])
+    with rollouts(Grader(grades), questions=mixed, train__staleness=staleness) as (found, _):
+        batch = found.take(0, 1.0, nothing)
+    ((dead,),) = [{one.example.kind for one in group} for group in batch.replaced]
+    assert [group[0].example.kind for group in batch.groups] in (["math", "text"], ["text", "math"])
+    assert dead == batch.groups[1][0].example.kind
 
 
 @pytest.mark.parametrize(("epochs", "updates"), [(1, range(4)), (2, range(0, 8, 2))])

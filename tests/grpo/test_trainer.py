@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from gradeflow import params
 from gradeflow.errors import SettingsError
 from gradeflow.grpo import checkpoint, log_probs, loop, trainer
 from gradeflow.grpo.rollouts import Batch, different_scores
@@ -50,9 +51,31 @@ def test_one_update_covers_whole_groups_whatever_the_micro_batch(
     assert config.generation_batch_size == 24
 
 
-def test_no_checkpoint_comes_between_two_updates_on_the_same_rollouts(settings: Train, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"^train\.eval_every is 5, not a multiple of train\.ppo_epochs = 2"):
-        trainer.configure(changed(settings, eval_every=5, ppo_epochs=2), tmp_path)
+def test_no_checkpoint_comes_between_two_updates_on_the_same_rollouts() -> None:
+    with pytest.raises(SettingsError, match=r"eval_every is 5, not a multiple of ppo_epochs = 2"):
+        params.load(tiny.ROOT / "params.yaml", {"train.eval_every": "5", "train.ppo_epochs": "2"})
+
+
+def test_parts_without_anything_to_learn_are_no_part_of_the_figures(tmp_path: Path) -> None:
+    """Without a KL three groups of four teach nothing and are left out; parts stay as many."""
+    scores = by_order([[0.0, 1.0, 1.0, 0.0], *[[1.0] * 4] * 3])
+    found = []
+    for micro in (16, 1):
+        changes = {"train__prompts_per_step": 4, "train__kl_coef": 0.0, "train__micro_batch": micro}
+        with courses.course(tmp_path, Grader(scores), **{**ONE_STEP, **changes}, run=f"run-{micro}") as small:
+            (update,) = Updates(small).found
+        found.append(update["logs"])
+        scores = by_order([[0.0, 1.0, 1.0, 0.0], *[[1.0] * 4] * 3])
+    assert found[0]["grad_norm"] == pytest.approx(found[1]["grad_norm"], rel=1e-3)
+    assert found[0]["entropy"] == pytest.approx(found[1]["entropy"], rel=0.1)
+
+
+def test_a_step_without_anything_to_learn_has_no_entropy(tmp_path: Path) -> None:
+    changes = {"train__kl_coef": 0.0, "train__max_replaced_groups": 0}
+    with courses.course(tmp_path, Grader(lambda _: [1.0] * 4), **{**ONE_STEP, **changes}) as small:
+        (update,) = Updates(small).found
+    assert "entropy" not in update["logs"]
+    assert update["logs"]["grad_norm"] == 0
 
 
 class Updates:

@@ -15,6 +15,7 @@ from gradeflow.grpo import loop
 from gradeflow.grpo.environment import Graded, Writer
 from gradeflow.judge import Judge
 from gradeflow.params import Params
+from gradeflow.prompt import Message
 from gradeflow.types import Example, Sample
 from gradeflow.workflow.program import policy_messages
 from support import tiny
@@ -38,8 +39,11 @@ class Grader:
         self._places: dict[str, Iterator[int]] = {}
         self.asked: list[str] = []
 
+    def opening(self, example: Example) -> list[Message]:
+        return policy_messages(example, WORKFLOW)
+
     async def episode(self, example: Example, writer: Writer) -> Graded:
-        text = await writer.write(policy_messages(example, WORKFLOW))
+        text = await writer.write(self.opening(example))
         writer.done()
         return await self.grade(text, example)
 

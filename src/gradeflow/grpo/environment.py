@@ -59,6 +59,9 @@ class Environment(Protocol):
 
     async def close(self) -> None: ...
 
+    def opening(self, example: Example) -> Sequence[Message]:
+        """What the policy is asked first."""
+
     async def episode(self, example: Example, writer: Writer) -> Graded:
         """Let the policy write, and grade it."""
 
@@ -148,9 +151,12 @@ class WorkflowEnvironment(Grader):
         self.executor = self.clients[settings.workflow.executor]
         self._workflow = settings.workflow
 
+    def opening(self, example: Example) -> Sequence[Message]:
+        return policy_messages(example, self._workflow)
+
     async def episode(self, example: Example, writer: Writer) -> Graded:
         """The policy writes a workflow, which is run and whose answer is scored."""
-        text = await writer.write(policy_messages(example, self._workflow))
+        text = await writer.write(self.opening(example))
         writer.done()
         graded = await self.grade(text, example)
         return replace(graded, events=(*graded.events, *writer.events))

@@ -4,7 +4,7 @@ The loop reports to a `Watcher` and knows nothing of MLflow.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from gradeflow import adapter, llm, models, params
 from gradeflow.adapter import BaseIdentity
 from gradeflow.audit import Alarm
 from gradeflow.background import Background
-from gradeflow.errors import AdapterError
+from gradeflow.errors import AdapterError, SettingsError
 from gradeflow.grpo import checkpoint, trainer, vllm_policy
 from gradeflow.grpo.environment import Environment
 from gradeflow.grpo.episodes import Episodes
@@ -104,6 +104,18 @@ def episodes_of(course: Course, settings: params.Train, policy: Policy | None = 
     return Episodes(policy, encode, decode, course.environment, course.background, settings)
 
 
+def require_room(course: Course, examples: Sequence[Example], settings: params.Train) -> None:
+    """Raises SettingsError where a question is too long to be asked: met in the middle, it would end training."""
+    encode, most = episodes_of(course, settings).encode, settings.max_prompt_tokens
+    lengths = {one.id: len(encode(course.environment.opening(one))) for one in examples}
+    if long := [name for name, length in lengths.items() if length > most]:
+        longest = max(long, key=lengths.__getitem__)
+        raise SettingsError(
+            f"train.max_prompt_tokens is {most}; {len(long)} of {len(lengths)} questions take more, most of all "
+            f"{longest}: {lengths[longest]}. Raise it, or leave such questions out of the data"
+        )
+
+
 def rollouts_of(course: Course, settings: params.Train, policy: Policy | None = None) -> Rollouts:
     """The course's groups."""
     return Rollouts(episodes_of(course, settings, policy), Questions(course.examples, settings.seed), settings)
@@ -138,16 +150,16 @@ def _train(course: Course, rollouts: Rollouts, settings: params.Train, watcher: 
 
     def finish(folder: Path) -> None:
         adapter.stamp(folder, course.identity)
-        if has_learnt(made.state.log_history):
+        if has_learnt(log for log in made.state.log_history if log["step"] > rollback.began_anew):
             _require_alive(folder, course.identity)
         rollback.save(folder)
 
     made = trainer.make(course.model, course.tokenizer, rollouts, settings, course.folder, state, finish)
-    made.add_callback(_report(made, alarm, rollback, watcher))
+    made.add_callback(_report(made, alarm, rollback, watcher, settings.ppo_epochs))
     made.train(resume_from_checkpoint=None if last is None else str(last))
 
 
-def has_learnt(logs: Sequence[Mapping[str, float]]) -> bool:
+def has_learnt(logs: Iterable[Mapping[str, float]]) -> bool:
     """Whether any update has moved the adapter; the first of a warm-up, and one without anything to learn, do not."""
     return any(log.get("learning_rate", 0) != 0 and log.get("grad_norm", 0) != 0 for log in logs)
 
@@ -162,7 +174,7 @@ def _require_alive(folder: Path, identity: BaseIdentity) -> None:
         ) from error
 
 
-def _report(made: Any, alarm: Alarm, rollback: Rollback, watcher: Watcher) -> Any:
+def _report(made: Any, alarm: Alarm, rollback: Rollback, watcher: Watcher, epochs: int) -> Any:
     from transformers import TrainerCallback
 
     class Report(TrainerCallback):
@@ -171,7 +183,8 @@ def _report(made: Any, alarm: Alarm, rollback: Rollback, watcher: Watcher) -> An
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
             if "loss" in (logs or {}):
-                alarm.add(made.batch.rollouts)
+                if (state.global_step - 1) % epochs == 0:  # others learn from the same rollouts again
+                    alarm.add(rollout for group in made.batch.asked for rollout in group)
                 collapsed = rollback.due(state.global_step, logs, made.batch)
                 found = {**alarm.metrics(), **rollback.metrics(), "step_time": time.perf_counter() - self.started}
                 watcher.step(state.global_step, {**logs, **found}, made.batch)

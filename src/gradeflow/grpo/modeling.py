@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from gradeflow import digest, params, types
-from gradeflow.attempt import Attempt, example_of, limits, solve_task
+from gradeflow.attempt import Attempt, example_of, limits, opening, solve_task
 from gradeflow.benchmarks import Competition, splits
 from gradeflow.benchmarks.catalogue import Benchmark
 from gradeflow.benchmarks.splits import Split
 from gradeflow.dataset import Dataset
-from gradeflow.errors import Fault
+from gradeflow.errors import Fault, SettingsError
 from gradeflow.grpo.environment import Graded, Writer
 from gradeflow.judge import Judge
 from gradeflow.llm import Reply, Usage
@@ -32,6 +32,11 @@ POLICY = "policy"
 def tasks(settings: params.Params, benchmark: Benchmark) -> tuple[list[Competition], Split]:
     """All competitions to train on and to validate with, ready to be worked on, and which are which."""
     chosen = settings.train.tasks
+    if chosen.split and not settings.solve.data_dir:
+        raise SettingsError(
+            f"train.tasks.split is {chosen.split!r}, which is of DeepModeling's tasks, and no data folder is named: "
+            "--data-root FOLDER (solve.data_dir); docs/benchmarks.md says what it holds"
+        )
     if chosen.split:
         named = splits.named(chosen.split, benchmark.name)
         split = Split(benchmark.usable(named.train), benchmark.usable(named.validation))
@@ -108,6 +113,9 @@ class ModelingEnvironment:
     def figures(self) -> dict[str, float]:
         return {}
 
+    def opening(self, example: Example) -> Sequence[Message]:
+        return opening(self._competitions[example.extra["competition"]], self._solve)
+
     async def episode(self, example: Example, writer: Writer) -> Graded:
         with ExitStack() as stack:
             settings = self._solve
@@ -116,7 +124,8 @@ class ModelingEnvironment:
                 settings = settings.model_copy(update={"log_path": Path(folder)})
             competition = self._competitions[example.extra["competition"]]
             try:
-                attempt = await solve_task(competition, PolicyClient(writer), self.sandbox, settings)
+                client = PolicyClient(writer)
+                attempt = await solve_task(competition, client, self.sandbox, settings, concluded=writer.done)
             except Fault as fault:
                 return Graded(_unscored(example, writer, fault), writer.events, 0.0, str(fault))
             return Graded(_rewarded(attempt, example), attempt.episode.events, 0.0, _why(attempt))

@@ -112,6 +112,7 @@ class LocalPolicy:
         prompts = list(dict.fromkeys(call.prompt for call in calls))
         copies = [sum(call.prompt == prompt for call in calls) for prompt in prompts]
         later = self._settings.staleness > 0 or self._settings.ppo_epochs > 1
+        later = later and all(call.temperature > 0 for call in calls)  # from greedy ones nothing is learnt
         choose, log_probs = self._chooser(calls, measure=later)
 
         def ended(row: int, ids: list[int]) -> None:

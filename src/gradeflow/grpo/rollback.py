@@ -30,6 +30,8 @@ class Rollback:
         self._healthy = self._candidate = self._weights() if settings.guard.enabled else {}
         self._healthy_step = self._candidate_step = 0
         self._count = 0
+        self.began_anew = 0
+        """The update after which the policy was the one again that the run began with; 0 where it never was."""
 
     def due(self, number: int, logs: Mapping[str, float], batch: Batch) -> bool:
         """Whether the policy has collapsed by update `number`, of which TRL said `logs`."""
@@ -64,6 +66,7 @@ class Rollback:
             for name, weight in self._trained():
                 weight.copy_(self._healthy[name])
         self._candidate, self._candidate_step = self._healthy, self._healthy_step
+        self.began_anew = self.began_anew if self._healthy_step else number
         _begin_anew(optimizer, schedule, self._settings.guard.learning_rate_factor)
         self._rollouts.start_again()
         self._guard.went_back()
@@ -88,6 +91,7 @@ class Rollback:
             "healthy_step": self._healthy_step,
             "candidate_step": self._candidate_step,
             "count": self._count,
+            "began_anew": self.began_anew,
         }
         save_file(tensors, checkpoint / FILE, {"state": json.dumps(state)})
 
@@ -105,7 +109,7 @@ class Rollback:
         )
         self._guard.restore(state["guard"])
         self._healthy_step, self._candidate_step = state["healthy_step"], state["candidate_step"]
-        self._count = state["count"]
+        self._count, self.began_anew = state["count"], state["began_anew"]
 
     def _trained(self) -> "list[tuple[str, torch.Tensor]]":
         return [(name, weight) for name, weight in self._model.named_parameters() if weight.requires_grad]

@@ -16,7 +16,7 @@ from gradeflow import models, params
 from gradeflow.errors import TooManyFaults
 from gradeflow.grpo.episodes import Episode, Episodes
 from gradeflow.grpo.questions import Questions
-from gradeflow.types import Example, Rollout, Turn
+from gradeflow.types import Example, Kind, Rollout, Turn
 
 Group = Sequence[Rollout]
 """The rollouts of one question in one step."""
@@ -107,7 +107,7 @@ class Rollouts:
             TooManyFaults: more rollouts than allowed have no score.
         """
         wanted, settings = self._settings.prompts_per_step, self._settings
-        later = max(0, settings.max_steps - version - 1) // settings.ppo_epochs
+        later = (settings.max_steps - version - 1) // settings.ppo_epochs
         self._fill(wanted * (1 + min(settings.staleness, later)), version, temperature)
         flights = list(self._flights)[:wanted]
         meanwhile(
@@ -122,12 +122,13 @@ class Rollouts:
         groups, replaced = [self._next() for _ in range(wanted)], list[Group]()
         self._require_scores(groups)
         while places := self._dead(groups)[: self._settings.max_replaced_groups - len(replaced)]:
-            for place in places:
-                self._questions.give_back(groups[place][0].example)
+            dead = [groups[place] for place in places]
+            for group in dead:
+                self._questions.give_back(group[0].example)
             self._fill(len(places), version, temperature)
-            replaced += [groups[place] for place in places]
-            for place in places:
-                groups[place] = self._next()
+            for place, group in zip(places, dead, strict=True):
+                groups[place] = self._next(group[0].example.kind)
+            replaced += dead
             self._require_scores([*groups, *replaced])
         return Batch(groups, replaced, time.perf_counter() - started)
 
@@ -178,9 +179,12 @@ class Rollouts:
         episodes = [self._episodes.go_on(example, wrote, version, temperature) for wrote in state["wrote"]]
         return _Flight(example, version, temperature, episodes)
 
-    def _next(self) -> Group:
-        """The oldest group, when all of it is graded."""
-        flight = self._flights.popleft()
+    def _next(self, kind: Kind | None = None) -> Group:
+        """The oldest group, of that kind if there is one, when all of it is graded."""
+        own = (place for place, flight in enumerate(self._flights) if flight.example.kind == kind)
+        place = next(own, 0)
+        flight = self._flights[place]
+        del self._flights[place]
         with models.leaving_room():
             group = [episode.rollout.result() for episode in flight.episodes]
         self._questions.learnt(flight.example, [one.sample.score for one in group if one.sample.score is not None])

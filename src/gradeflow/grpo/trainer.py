@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradeflow import params
 from gradeflow.decode import computing
-from gradeflow.errors import SettingsError
 from gradeflow.grpo import checkpoint
 from gradeflow.grpo.advantages import advantages
 from gradeflow.grpo.log_probs import can_share, log_probs
@@ -44,11 +43,6 @@ def configure(settings: params.Train, folder: Path) -> "GRPOConfig":
     import torch
     from trl import GRPOConfig
 
-    if settings.eval_every % settings.ppo_epochs:
-        raise SettingsError(
-            f"train.eval_every is {settings.eval_every}, not a multiple of train.ppo_epochs = {settings.ppo_epochs}: a "
-            "checkpoint between two updates on the same rollouts could not be gone on from"
-        )
     rollouts = settings.prompts_per_step * settings.group_size
     micro = math.gcd(settings.micro_batch, rollouts)
     return GRPOConfig(
@@ -224,8 +218,11 @@ def make(
 
         def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> "torch.Tensor":
             self._temperatures = inputs["temperatures"]
+            before = {name: len(values) for name, values in self._metrics["train"].items()}
             loss = super()._compute_loss(model, inputs)
-            if inputs.get("measured_at") == self.state.global_step:
+            if not (inputs["completion_mask"] * inputs["tool_mask"]).any():  # its figures are of nothing
+                self._metrics["train"] = _shortened(self._metrics["train"], before)
+            elif inputs.get("measured_at") == self.state.global_step:
                 self._compare(inputs)
             return loss  # type: ignore[no-any-return]
 
@@ -310,6 +307,11 @@ def _rows(batch: Batch, settings: params.Train) -> list[Row]:
         if advantage is not None
         for turn in rollout.turns
     ]
+
+
+def _shortened(figures: Mapping[str, list[float]], lengths: Mapping[str, int]) -> defaultdict[str, list[float]]:
+    """The figures as they were at these lengths; TRL divides by them, so that none is empty."""
+    return defaultdict(list, {name: figures[name][:length] for name, length in lengths.items() if length})
 
 
 def _silent(rollout: Rollout) -> Row:

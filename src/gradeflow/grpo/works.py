@@ -9,6 +9,7 @@ from typing import Any
 from gradeflow import agent, attempt, dataset, prompt, readiness
 from gradeflow.benchmarks.catalogue import Benchmark
 from gradeflow.dataset import Dataset
+from gradeflow.errors import SettingsError
 from gradeflow.grpo import environment as environments
 from gradeflow.grpo import modeling
 from gradeflow.grpo.environment import Environment, WorkflowEnvironment
@@ -37,6 +38,11 @@ def opened(params: Params) -> Iterator[Work]:
     if params.train.environment == "workflow":
         yield _workflows(params)
         return
+    if params.base.model == "embedded":
+        raise SettingsError(
+            "base.model is 'embedded', which writes workflows and no experiments: nothing could be learnt. Name a base "
+            "that can: --model-path and --base.revision, or gradeflow profile use qwen2.5-7b"
+        )
     with Benchmark(params.solve, params.sandbox, params.grade) as benchmark:
         yield _tasks(params, benchmark)
 
