@@ -293,7 +293,7 @@ def test_a_script_must_be_a_list_of_texts(tmp_path: Path, text: str) -> None:
 
 
 def test_the_embedded_model_is_not_asked_to_model(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"models\.base\.url is 'local'.*models\.base\.model"):
+    with pytest.raises(SettingsError, match=r"models\.base\.url is 'local'.*--llm-model PROVIDER/NAME"):
         solve.main(settings(tmp_path))
 
 
@@ -302,6 +302,21 @@ def test_an_unknown_task_is_named(tmp_path: Path, task: str) -> None:
     with pytest.raises(SettingsError, match=r"solve\.task is .* engineering has builtin-blending"):
         solve.main(settings(tmp_path, **endpoint("http://127.0.0.1:9/v1")), task=[task])
     assert not (tmp_path / "results").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    chosen = settings(
+        tmp_path, **endpoint("http://127.0.0.1:9/v1"), **{"solve.log_path": str(tmp_path / "file" / "in")}
+    )
+    with pytest.raises(SettingsError, match=r"^solve\.log_path: .*/file/in cannot be written"):
+        solve.main(chosen)
+
+
+def test_a_temperature_that_is_no_number_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLM_TEMPERATURE", "warm")
+    with pytest.raises(SettingsError, match=r"environment name: temperature: .*number.*'warm'"):
+        solve.main(settings(tmp_path), llm_model="openai/mock")
 
 
 def test_results_never_replace_others(tmp_path: Path) -> None:
@@ -364,6 +379,30 @@ def test_several_seeds_are_a_run_with_one_below_it_for_each(
         locations=[client().get_run(run_id).info.experiment_id], filter_string=f"trace.run_id = '{child.id}'"
     )
     assert [span.span_type for span in trace.data.spans][1:] == ["AGENT", "CHAT_MODEL", "TOOL", "AGENT", "CHAT_MODEL"]
+
+
+def test_no_trace_tells_a_key(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "correct-horse-battery"
+    monkeypatch.setenv("API_KEY", key)
+    replies = turns(experiment(f"print('{key}')"), f"{CONCLUDE} {key}")
+    with ChatServer(replies) as server:
+        monkeypatch.setenv("API_BASE", server.url)
+        solve.main(several(tmp_path, server.url, **{"solve.seeds": "1"}), llm_model="mock")
+    run_id = newest(tmp_path)
+    experiment_id = client().get_run(run_id).info.experiment_id
+    (trace,) = client().search_traces(locations=[experiment_id], filter_string=f"trace.run_id = '{run_id}'")
+    told = trace.to_json()
+    assert REDACTED in told
+    assert key not in told
+
+
+def test_what_no_further_try_mends_is_not_to_be_tried_again(tmp_path: Path, store: Path) -> None:
+    with (
+        ChatServer(turns(CONCLUDE), faults=["401"] * 9) as server,
+        pytest.raises(TooManyFaults, match=r"HTTP 401.*Mend that") as caught,
+    ):
+        solve.main(several(tmp_path, server.url, **{"solve.seeds": "2", "solve.parallel": "2"}))
+    assert caught.value.status == 1
 
 
 def test_a_fault_in_one_task_leaves_the_others_and_is_tried_again(tmp_path: Path, store: Path) -> None:

@@ -71,7 +71,9 @@ class GraderError(Fault): ...
 
 
 class TooManyFaults(Fault):
-    status = AGAIN
+    def __init__(self, message: str, *, cause: str, status: int = AGAIN) -> None:
+        super().__init__(message, cause=cause)
+        self.status = status
 
 
 class AuditError(GradeflowError): ...

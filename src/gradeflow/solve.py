@@ -7,6 +7,7 @@ where it was interrupted: what is finished is not solved again.
 import asyncio
 import json
 import os
+import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from gradeflow import agent, benchmarks, fingerprint, outcomes, prompt, readines
 from gradeflow.attempt import Attempt, limits, solve_task
 from gradeflow.benchmarks import Competition
 from gradeflow.benchmarks.catalogue import Benchmark
-from gradeflow.errors import FINAL, DataError, Fault, ProviderError, SettingsError, TooManyFaults
+from gradeflow.errors import FINAL, DataError, Fault, SettingsError, TooManyFaults
 from gradeflow.llm import ChatClient, ScriptedClient, connect
 from gradeflow.llm.named import named
 from gradeflow.outcomes import Outcome
@@ -73,6 +74,7 @@ def main(
         ids = benchmark.chosen(settings.task, Path(dataset_file) if dataset_file else None)
         found, unreadable = _read(benchmark, ids)
         jobs = [Job(competition, seed) for seed in range(settings.seeds) for competition in found]
+        _require_place(settings.log_path)
         tracking.connect(params.tracking, Path.cwd())
         several = len(jobs) + len(unreadable) > 1
         mark = fingerprint.of(params, SECTIONS, *ids, json.dumps(replies)) if several else None
@@ -241,7 +243,7 @@ class _Tasks:
         run.log_text(json.dumps(attempt.report.to_dict(), indent=2), "report.json")
         if attempt.submission:
             run.log_artifact(attempt.submission, "submission")
-        run.log_rollout_trace(attempt.rollout(), 0, name="conversation")
+        run.log_rollout_trace(attempt.rollout(), 0, name="conversation", secrets=self._secrets)
 
     def _report(self, done: Sequence[Outcome]) -> None:
         if done:
@@ -264,7 +266,7 @@ class _Tasks:
         if not self._faults:
             return
         last = self._faults[-1]
-        if isinstance(last, ProviderError) and last.cause in FINAL:
+        if last.cause in FINAL:
             raise last
         if self._in_a_row >= HOPELESS:
             raise TooManyFaults(
@@ -274,20 +276,31 @@ class _Tasks:
             )
 
     def _require_scores(self, count: int) -> None:
-        if self._faults:
-            raise TooManyFaults(
-                f"{len(self._faults)} of {count} tasks have no score, the last because: {self._faults[-1]}. The same "
-                "command tries these again",
-                cause=self._faults[-1].cause,
-            )
+        if not self._faults:
+            return
+        last = self._faults[-1]
+        again = [one for one in self._faults if one.cause not in FINAL | {UNREADABLE}]
+        said = f"{len(self._faults)} of {count} tasks have no score, the last because: {last}."
+        if again:
+            raise TooManyFaults(f"{said} The same command tries these again", cause=last.cause)
+        raise TooManyFaults(f"{said} Mend that; the same command then tries these", cause=last.cause, status=1)
 
 
 def _require_server(name: str, model: Model) -> None:
     if model.url == "local":
         raise SettingsError(
-            f"models.{name}.url is 'local': the embedded model cannot do modeling tasks; expected the URL of an "
-            f"OpenAI-compatible server, with the model's name in models.{name}.model"
+            f"models.{name}.url is 'local': the embedded model cannot do modeling tasks. Name one that can: by "
+            "--llm-model PROVIDER/NAME, by LLM_MODEL, API_BASE and API_KEY of the environment, or one of `models` in "
+            "solve.model; or give replies that stand in for one (--scripted)"
         )
+
+
+def _require_place(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise SettingsError(f"solve.log_path: {folder} cannot be written: {error.strerror or error}") from None
 
 
 def _replies(path: Path) -> Replies:

@@ -228,7 +228,7 @@ def test_answers_that_are_missing_are_named_with_what_makes_them(tmp_path: Path)
     (data / "competitions/plant-7/prepared/private/answer.csv").unlink()
     with opened(data) as benchmark:
         task = benchmark.competition("plant-7")
-        with pytest.raises(DataError, match=r"answer\.csv: no such file; `gradeflow prepare"):
+        with pytest.raises(DataError, match=r"answer\.csv: no such file\. `gradeflow prepare`, with .*--task plant-7"):
             grade_csv(task.sample_submission, task)
 
 

@@ -33,8 +33,22 @@ def test_one_file_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "plant-7" in printed
     assert "gold" in printed
     (report,) = (tmp_path / "out").iterdir()
-    assert f"1 of 1 valid, 1 with a medal -> {report}" in printed
+    assert f"1 of 1 graded ones valid, 1 with a medal -> {report}" in printed
     assert json.loads(report.read_text())["competition_reports"][0]["submission_path"] == str(file)
+
+
+def test_a_file_that_is_invalid_says_why_and_one_that_is_not_there_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--data-dir", write(tmp_path), "--out", tmp_path / "out"]
+    (tmp_path / "mine.csv").write_text("")
+    assert run("grade", tmp_path / "mine.csv", "--task", "plant-7", *options) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "invalid:" in printed
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"competition_id": "plant-7", "submission_path": str(tmp_path / "none.csv")}) + "\n")
+    assert run("grade", rows, *options) == 1
+    assert "1 of 1 submissions are not there" in capsys.readouterr().err
 
 
 def test_a_folder_is_graded_and_a_fault_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +59,7 @@ def test_a_folder_is_graded_and_a_fault_is_told_apart(tmp_path: Path, capsys: py
     assert run("grade", tmp_path / "in", "--data-dir", data, "--out", tmp_path / "out") == 1
     told = capsys.readouterr()
     assert "gradeflow: 1 of 2 could not be graded: plant-8: its grader crashed: ValueError: odd" in told.err
-    assert "1 of 1 valid, 0 with a medal" in told.out
+    assert "1 of 1 graded ones valid, 0 with a medal" in told.out
     (report,) = (tmp_path / "out").iterdir()
     assert [fault["competition_id"] for fault in json.loads(report.read_text())["faults"]] == ["plant-8"]
 
@@ -57,7 +71,7 @@ def test_a_folder_is_graded_and_a_fault_is_told_apart(tmp_path: Path, capsys: py
         (["--task", "plant-9"], 1, "solve.task is 'plant-9'; engineering has plant-7"),
         ([], 1, "name the task that it is for with --task"),
         (["--benchmark", "chess"], 2, "solve.benchmark is 'chess'"),
-        (["--data-dir", "/nowhere"], 1, "no tasks belong to it"),
+        (["--data-dir", "/nowhere"], 1, "/nowhere: no such folder"),
     ],
 )
 def test_what_is_wrong_is_named(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gradeflow.benchmarks.folders import Layout
 
 FAMILIES = ("engineering", "mathmodeling", "mle", "science")
-SPELLINGS = {"engineeringbench": "engineering", "sciencebench": "science"}
+SPELLINGS = {f"{family}bench": family for family in ("engineering", "mathmodeling", "mle", "science")}
 
 TaskType = Literal["kaggle", "qa", "code", "science"]
 Prepare = Callable[[Path, Path, Path], None]

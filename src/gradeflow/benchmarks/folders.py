@@ -195,6 +195,8 @@ def _tasks_dir(package: str, data: Path, named: Path | None) -> Path:
             return place.resolve()
     if named is not None:
         raise DataError(f"{named}: holds no tasks; expected folders with config.yaml")
+    if not data.is_dir():
+        raise DataError(f"{data}: no such folder")
     raise DataError(
         f"{data}: no tasks belong to it: no folder above it holds benchmarks/{package}/competitions or "
         f"{package}/competitions, and it holds no folders with config.yaml; name them with solve.tasks_dir"

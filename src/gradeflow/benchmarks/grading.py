@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradeflow.benchmarks.catalogue import Benchmark
-from gradeflow.benchmarks.report import CompetitionReport, grade_csv
+from gradeflow.benchmarks.report import CompetitionReport, explain
 from gradeflow.errors import DataError, GradeflowError
 from gradeflow.workspace import LONGEST_ID
 
@@ -29,11 +29,12 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A submission with its report, or with the fault for which it has none."""
+    """A submission with its report, or with the fault for which it has none; `why` says what makes it invalid."""
 
     submission: Submission
     report: CompetitionReport | None
     fault: GradeflowError | None = None
+    why: str = ""
 
 
 def submissions(path: Path, task: str, known: Collection[str]) -> list[Submission]:
@@ -107,10 +108,10 @@ def grade_all(benchmark: Benchmark, given: Iterable[Submission], parallel: int =
 
 def _graded(benchmark: Benchmark, submission: Submission) -> Graded:
     try:
-        report = grade_csv(submission.path, benchmark.competition(submission.competition_id))
+        report, why = explain(submission.path, benchmark.competition(submission.competition_id))
     except GradeflowError as error:
         return Graded(submission, None, error)
-    return Graded(submission, report)
+    return Graded(submission, report, why=why)
 
 
 def aggregate(results: Iterable[Graded]) -> dict[str, Any]:

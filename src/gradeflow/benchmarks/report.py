@@ -105,13 +105,21 @@ def grade_csv(path: Path | None, competition: Competition) -> CompetitionReport:
     Raises:
         GraderError: the grader crashed, or gave something that is no finite number.
     """
-    exists = path is not None and path.is_file()
-    score = _score(path, competition) if path is not None and exists else None
+    return explain(path, competition)[0]
+
+
+def explain(path: Path | None, competition: Competition) -> tuple[CompetitionReport, str]:
+    """As `grade_csv`, and why the file is invalid where it is."""
+    exists, score, why = path is not None and path.is_file(), None, ""
+    try:
+        score = _score(path, competition) if path is not None and exists else None
+    except InvalidSubmissionError as invalid:
+        why = str(invalid)
     lower = competition.grader.is_lower_better
     limits = thresholds(competition.leaderboard, lower_is_better=lower)
     won = medal(score, limits, lower_is_better=lower) if competition.ranked else None
     beaten = score is not None and (score < limits.median if lower else score > limits.median)
-    return CompetitionReport(
+    report = CompetitionReport(
         competition_id=competition.id,
         score=score,
         gold_threshold=limits.gold,
@@ -129,28 +137,27 @@ def grade_csv(path: Path | None, competition: Competition) -> CompetitionReport:
         created_at=datetime.now(UTC),
         submission_path=str(path) if path is not None else "",
     )
+    return report, why
 
 
-def _score(path: Path, competition: Competition) -> float | None:
+def _score(path: Path, competition: Competition) -> float:
     if competition.grader.reads_files:
         kinds = {known.suffix.lower() for known in (competition.sample_submission, competition.answers) if known}
-        if path.suffix.lower() not in kinds | {".csv"}:
-            return None
+        if path.suffix.lower() not in (kinds := kinds | {".csv"}):
+            raise InvalidSubmissionError(f"{path.name}: expected a name in {' or '.join(sorted(kinds))}")
         return _graded(competition.grader, competition.id, path, competition.answers)
     try:
         submission = _read(path.read_bytes())
-    except ValueError:  # what pandas raises for bytes that are no CSV in UTF-8
-        return None
+    except ValueError as error:  # what pandas raises for bytes that are no CSV in UTF-8
+        raise InvalidSubmissionError(f"no CSV in UTF-8: {error}") from None
     answers = _read(competition.answers.read_bytes()) if competition.answers else None
     return _graded(competition.grader, competition.id, submission, answers)
 
 
-def _graded(grader: Grader, task_id: str, submission: Any, answers: Any) -> float | None:
+def _graded(grader: Grader, task_id: str, submission: Any, answers: Any) -> float:
     try:
         score = float(grader.grade_fn(submission, answers))
-    except InvalidSubmissionError:
-        return None
-    except GradeflowError:
+    except (InvalidSubmissionError, GradeflowError):
         raise
     except Exception as error:
         message = f"{task_id}: grader {grader.name} crashed: {type(error).__name__}: {error}"

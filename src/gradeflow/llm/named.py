@@ -6,6 +6,8 @@ has it: `openai/gpt-4o-mini`. A name such as `Qwen/Qwen2.5-7B-Instruct` has none
 
 from collections.abc import Mapping
 
+from pydantic import ValidationError
+
 from gradeflow import params
 from gradeflow.errors import SettingsError
 
@@ -40,7 +42,11 @@ def named(known: params.Model, model: str, provider: str, environment: Mapping[s
         changes["api_key_env"] = "API_KEY"
     if given := environment.get("LLM_TEMPERATURE"):
         changes["temperature"] = given
-    return params.Model.model_validate(known.model_dump() | changes)
+    try:
+        return params.Model.model_validate(known.model_dump() | changes)
+    except ValidationError as error:
+        told = [f"{problem['loc'][0]}: {problem['msg']}, not {problem['input']!r}" for problem in error.errors()]
+        raise SettingsError(f"the model that flags or environment name: {'; '.join(told)}") from None
 
 
 def _url(known: params.Model, model: str, provider: str, environment: Mapping[str, str]) -> str:

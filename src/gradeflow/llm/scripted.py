@@ -41,5 +41,6 @@ class ScriptedClient:
     def _next(self, replies: Sequence[str | Reply | Exception]) -> str | Reply | Exception:
         asked = len(self.calls)
         if asked > len(replies):
-            raise DataError(f"the script ends after {asked - 1} replies, and was asked for one more")
+            said = f"the script ends after {len(replies)} replies, and was asked for one more"
+            raise DataError(f"{said}; reviews are asked for, too, unless solve.review is false")
         return replies[asked - 1]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from asyncio import CancelledError
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
@@ -107,12 +107,15 @@ class Run:
         folder, file = _split(name)
         self._outbox.add_file(lambda own: figure.savefig(own / file), {"folder": folder})
 
-    def log_rollout_trace(self, rollout: Rollout, step: int, judge: str = "", *, name: str = "") -> str:
+    def log_rollout_trace(
+        self, rollout: Rollout, step: int, judge: str = "", *, name: str = "", secrets: Collection[str] = ()
+    ) -> str:
         """Store a rollout as one trace: events as spans, the score as feedback, `judge` as the source of a verdict.
 
-        Returns the trace's id. Of one `name` the run has a single trace, however often it is logged.
+        Returns the trace's id. Of one `name` the run has a single trace, however often it is logged. `secrets`, and
+        what looks like one, are blanked out.
         """
-        trace = traces.record(rollout, step, judge, self.id, self.experiment, name)
+        trace = redact(traces.record(rollout, step, judge, self.id, self.experiment, name), secrets)
         self._outbox.add({"trace": trace})
         return f"tr-{trace['id']}"
 

@@ -105,7 +105,10 @@ class ThirdParty:
             DataError: there is no file with the answers.
         """
         if answers is not None and not answers.is_file():
-            raise DataError(f"{answers}: no such file; `gradeflow prepare --task {code.task}` makes it from raw data")
+            raise DataError(
+                f"{answers}: no such file. `gradeflow prepare`, with the same --benchmark, --data-dir and "
+                f"--task {code.task}, makes it from raw data, if the folder is the right one"
+            )
         with self._lent(submission, answers) as (given, known):
             job = _job("grade", code, self._limits.wall_s) | {"submission": given, "answers": known}
             said = self._background.run(self._ask(code, job))
