@@ -38,6 +38,8 @@ from gradeflow.workflow.run import FAILURES
 # A file in checkpoints that have been validated.
 VALIDATED = "validated"
 FAULTS = "faults/"
+_SOMETIMES = {"train/entropy": "entropy", "train/log_prob_gap": "log_prob_gap"}
+"""Metrics that a step need not have, and what TRL calls them: none of an entropy, where there was nothing to learn."""
 VALIDATION = "val_accuracy"
 
 
@@ -283,7 +285,7 @@ def step_metrics(number: int, logs: Mapping[str, float], batch: Batch, operators
         "train/learning_rate": logs.get("learning_rate", 0.0),
         "train/grad_norm": logs.get("grad_norm", 0.0),
         "train/clip_share": logs.get("clip_ratio/region_mean", 0.0),
-        **{f"train/{name}": logs[name] for name in ("entropy", "log_prob_gap") if name in logs},
+        **{name: logs[said] for name, said in _SOMETIMES.items() if said in logs},
         "train/step_seconds": logs.get("step_time", 0.0),
         "train/waited_seconds": batch.waited,
         "train/staleness": statistics.fmean(staleness),
