@@ -279,11 +279,11 @@ class _Tasks:
         if not self._faults:
             return
         last = self._faults[-1]
-        again = [one for one in self._faults if one.cause not in FINAL | {UNREADABLE}]
+        final = all(one.cause in FINAL | {UNREADABLE} for one in self._faults)
         said = f"{len(self._faults)} of {count} tasks have no score, the last because: {last}."
-        if again:
-            raise TooManyFaults(f"{said} The same command tries these again", cause=last.cause)
-        raise TooManyFaults(f"{said} Mend that; the same command then tries these", cause=last.cause, status=1)
+        if final:
+            raise TooManyFaults(f"{said} Mend that; the same command then tries these", cause=last.cause, status=1)
+        raise TooManyFaults(f"{said} The same command tries these again", cause=last.cause)
 
 
 def _require_server(name: str, model: Model) -> None:

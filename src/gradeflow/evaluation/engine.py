@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lm_eval.api.model import LM
 
-from gradeflow import adapter, digest
+from gradeflow import adapter, digest, models
 from gradeflow.errors import AdapterError
 from gradeflow.evaluation.plan import Plan, Subject
 
@@ -130,7 +130,6 @@ class HuggingFace:
     """transformers: adapters are attached to one model as PEFT does it, and switched."""
 
     def __init__(self, plan: Plan) -> None:
-        import torch
         from lm_eval.models.huggingface import HFLM
 
         settings = plan.settings
@@ -140,7 +139,7 @@ class HuggingFace:
             dtype=plan.dtype,
             batch_size=settings.batch_size or "auto",
             max_length=settings.max_model_len or None,
-            device="cuda" if torch.cuda.is_available() else "cpu",
+            device=models.device(),
             parallelize=settings.gpus > 1,
             trust_remote_code=settings.trust_remote_code,
         )

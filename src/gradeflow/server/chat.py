@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gradeflow import adapter
+from gradeflow import adapter, models
 from gradeflow.errors import SetupError
 from gradeflow.prompt import Message
 
@@ -375,7 +375,6 @@ def load(base: str, revision: str) -> Chat:
     Raises:
         SetupError: it is not here, or not whole.
     """
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     pinned: dict[str, Any] = {"revision": revision} if revision else {}
@@ -384,4 +383,4 @@ def load(base: str, revision: str) -> Chat:
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype="auto", **pinned)
     except OSError as error:
         raise SetupError(f"base {base}: cannot be loaded: {str(error).splitlines()[0]}") from error
-    return Chat(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer)
+    return Chat(model.to(models.device()).eval(), tokenizer)
